@@ -1,0 +1,5 @@
+"""How rows become batches."""
+
+from loader.batchers.batcher import BatcherModule as BatcherModule
+from loader.batchers.default_batcher import DefaultBatcher as DefaultBatcher
+from loader.batchers.pad_batcher import PadBatcher as PadBatcher

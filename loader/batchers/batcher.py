@@ -1,0 +1,87 @@
+"""From records to batches of one static shape.
+
+A batch is made by `collate(rows, valid)`: `rows` are the records that are there, stacked, in order;
+`valid` is a mask over the rows of the batch that says where they stand. `process` makes batches of
+an iterator of records and calls the same `collate`.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from loader.sources.source import stack
+from loader.spec import Spec, prepend, with_mask
+from loader.structural import StructuralConfig, StructuralModule
+
+
+class BatcherModule(StructuralModule):
+    """Base of all batchers. A subclass defines `collate`, or `process`, or both.
+
+    One that changes the layout of a batch overrides `batch_spec` too; where it does not, a loader
+    finds the spec by batching rows of zeros.
+    """
+
+    #: Whether `collate` fills rows that are not valid. One that does not needs remainder="drop".
+    pads: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        config: StructuralConfig | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(config or StructuralConfig(), rngs=rngs, name=name)
+
+    def process(
+        self,
+        elements: Iterable[Any],
+        *args: Any,
+        batch_size: int,
+        drop_remainder: bool = False,
+        **kwargs: Any,
+    ) -> Iterable[Any]:
+        """Batches of `batch_size` records each; the last may be short or padded, or is dropped."""
+        check_batch_size(batch_size)
+        if args or kwargs:
+            raise TypeError(
+                f"{type(self).__name__}.process takes batch_size and drop_remainder, got also "
+                f"{[*args, *kwargs]}"
+            )
+        return self._batches(iter(elements), batch_size, drop_remainder)
+
+    def _batches(self, elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[Any]:
+        for first in itertools.count(0, size):
+            records = list(itertools.islice(elements, size))
+            if not records or (drop_remainder and len(records) < size):
+                return
+            self.count(applied=len(records), skipped=size - len(records))
+            yield self._collate_records(records, first, np.arange(size) < len(records))
+
+    def _collate_records(self, records: list[Any], first: int, valid: np.ndarray) -> Any:
+        return self.collate(stack(records, range(first, first + len(records))), valid)
+
+    def collate(self, rows: Any, valid: np.ndarray) -> Any:
+        """A batch of the stacked rows, which belong where `valid` is True."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to collate")
+
+    def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
+        """The spec of a batch of records of `element_spec`: rows in front, and the mask."""
+        check_batch_size(batch_size)
+        mask = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
+        return with_mask(prepend(element_spec, batch_size), mask)
+
+
+def check_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise ValueError(f"batch_size must be an int of at least 1, got {batch_size!r}")
+
+
+def unstack(rows: Any) -> list[Any]:
+    """The records of stacked rows."""
+    leaves, tree = jax.tree.flatten(rows)
+    return [jax.tree.unflatten(tree, record) for record in zip(*leaves, strict=True)]

@@ -1,0 +1,52 @@
+"""The batcher that stacks and does nothing else."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from loader.batchers.batcher import BatcherModule, check_batch_size, unstack
+from loader.spec import Spec, prepend, spec_of, zero_rows
+from loader.structural import StructuralConfig
+
+
+class DefaultBatcher(BatcherModule):
+    """Stacks records; never pads and adds no mask, so a last batch may be short.
+
+    Texts become a list. `collate_fn`, if given, makes the batch from the list of its records.
+    """
+
+    pads: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        config: StructuralConfig | None = None,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(config, rngs=rngs, name=name)
+        self.collate_fn = collate_fn
+
+    def collate(self, rows: Any, valid: np.ndarray) -> Any:
+        if self.collate_fn is not None:
+            return self.collate_fn(unstack(rows))
+        return jax.tree.map(lambda leaf: leaf.tolist() if leaf.dtype == object else leaf, rows)
+
+    def _collate_records(self, records: list[Any], first: int, valid: np.ndarray) -> Any:
+        if self.collate_fn is not None:  # which may take records that cannot be stacked
+            return self.collate_fn(records)
+        return super()._collate_records(records, first, valid)
+
+    def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
+        check_batch_size(batch_size)
+        if self.collate_fn is not None:
+            return spec_of(self.collate_fn(unstack(zero_rows(element_spec, batch_size))))
+        # A list of texts has no axis: it is as many texts.
+        return jax.tree.map(
+            lambda s: [s] * batch_size if s.dtype == object else prepend(s, batch_size),
+            element_spec,
+        )

@@ -1,0 +1,29 @@
+"""The batcher that gives every batch its full shape and says which rows are real."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loader.batchers.batcher import BatcherModule
+from loader.spec import with_mask
+
+
+class PadBatcher(BatcherModule):
+    """Fills missing rows with zeros, adds `valid_mask`; records that are no dict become `data`."""
+
+    def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
+        if len(jax.tree.leaves(rows)[0]) < len(valid):
+            rows = jax.tree.map(lambda leaf: _spread(leaf, valid), rows)
+        return with_mask(rows, valid.copy())
+
+
+def _spread(leaf: Any, valid: np.ndarray) -> Any:
+    """The rows of the leaf where `valid` is True, zeros (None for texts) elsewhere."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = _spread(np.asarray(jax.random.key_data(leaf)), valid)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    full = np.full((len(valid), *leaf.shape[1:]), None if leaf.dtype == object else 0, leaf.dtype)
+    full[valid] = leaf
+    return full

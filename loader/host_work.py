@@ -1,0 +1,188 @@
+"""The host half of the flow: from a step to the numpy batch of some of its rows, without state.
+
+`batch_rows(step, rows)` can be asked from any thread, process or machine, in any order, and always
+gives the same answer.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from loader.batchers import BatcherModule
+from loader.batchers.batcher import unstack
+from loader.operator import HostOperator, apply_operators
+from loader.order import Order
+from loader.permutation import Int64s
+from loader.plan import Plan
+from loader.sources.source import first_row, read_rows, record_spec
+from loader.spec import (
+    Spec,
+    prepend,
+    refuse_mask_key,
+    refuse_unlike,
+    spec_of,
+    without_rows,
+    zero_rows,
+)
+
+# Order is computed for so many positions at once and kept for the batches that follow.
+_ORDER_BLOCK = 131072
+_ORDER_BLOCKS_KEPT = 4
+
+
+class HostWork:
+    """All that decides the batches: source, order, plan, operators, batcher."""
+
+    def __init__(
+        self,
+        source: Any,
+        order: Order,
+        plan: Plan,
+        operators: Sequence[HostOperator],
+        batcher: BatcherModule,
+        microbatches: int | None,
+    ) -> None:
+        self.source = source
+        self.order = order
+        self.plan = plan
+        self.operators = tuple(operators)
+        self.batcher = batcher
+        self.microbatches = microbatches
+        # A block is a part of an epoch or, of short ones, as many as a batch may reach into.
+        self._epochs_in_block = -(-plan.batch_size // plan.num_records)
+        self._records_of_block = functools.lru_cache(_ORDER_BLOCKS_KEPT)(self._compute_block)
+        self._by_epoch = getattr(source, "by_epoch", False)
+        self._all_rows = np.arange(plan.batch_size)
+        self._specs: dict[int, Any] = {}
+        # The batcher's most derived word counts: one that redefines process alone is given records.
+        self._by_process = _depth(batcher, "process") < _depth(batcher, "collate")
+
+    def replaced(
+        self, *, plan: Plan | None = None, batcher: BatcherModule | None = None
+    ) -> "HostWork":
+        """The same work, counted by another plan or collated by another batcher."""
+        return HostWork(
+            self.source,
+            self.order,
+            plan or self.plan,
+            self.operators,
+            batcher or self.batcher,
+            self.microbatches,
+        )
+
+    def batch_rows(self, step: int, rows: Int64s | None = None) -> Any:
+        """The batch of this step: all of its rows, or those asked for, in that order."""
+        start, stop = self.plan.span(step)
+        wanted = self._all_rows if rows is None else rows
+        valid = wanted < stop - start
+        stacked = None
+        if rows is None or valid.any():
+            indices = self.records(start, stop)
+            if rows is not None:
+                indices = indices[rows[valid]]
+            if self._by_epoch:
+                positions = start + wanted[valid]
+                indices = indices + positions // self.plan.num_records * self.plan.num_records
+            stacked, there = read_rows(self.source, indices)
+            if there is not None:
+                valid[valid] = there
+        if stacked is None:
+            stacked = zero_rows(self.row_spec, 0)
+        else:
+            stacked = apply_operators(self.operators, stacked)
+        batch = self._collate(stacked, valid)
+        refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
+        return batch if self.microbatches is None else self._split(batch)
+
+    def records(self, start: int, stop: int) -> Int64s:
+        """The records at positions [start, stop)."""
+        first, block = self._block_at(start)
+        part = block[start - first : stop - first]
+        if stop - start == part.size:
+            return part
+        return np.concatenate([part, self.records(first + block.size, stop)])
+
+    def _block_at(self, position: int) -> tuple[int, Int64s]:
+        """The block that holds a position, and where it begins."""
+        length = self._epochs_in_block * self.plan.num_records
+        whole, offset = divmod(position, length)
+        first = whole * length + offset // _ORDER_BLOCK * _ORDER_BLOCK
+        size = min(_ORDER_BLOCK, (whole + 1) * length - first)
+        return first, self._records_of_block(first, size)
+
+    def _compute_block(self, first: int, size: int) -> Int64s:
+        positions = np.arange(first, first + size, dtype=np.int64)
+        records = np.asarray(self.order.records(positions, self.plan.num_records))
+        if records.dtype != np.int64 or records.shape != positions.shape:
+            raise ValueError(
+                f"{self.order} gave {records.dtype}{list(records.shape)} for {positions.size} "
+                f"positions: an order must give int64{[positions.size]}"
+            )
+        if records.min() < 0 or records.max() >= self.plan.num_records:
+            raise ValueError(
+                f"{self.order} gave records from {records.min()} to {records.max()} of a source "
+                f"with {self.plan.num_records}: they must lie in [0, {self.plan.num_records})"
+            )
+        records.flags.writeable = False  # sources are handed views of it
+        return records
+
+    # Specs
+
+    @functools.cached_property
+    def row_spec(self) -> Spec:
+        """The spec of a record after the operators, found by running them on a row of zeros."""
+        spec = record_spec(self.source)
+        if self.operators:
+            try:
+                rows = apply_operators(self.operators, zero_rows(spec, 1))
+            except Exception:  # not made for zeros: an operator may decode, look up, check
+                rows = apply_operators(self.operators, first_row(self.source))
+            spec = without_rows(spec_of(rows))
+        if self.batcher.pads:
+            refuse_mask_key(spec)
+        return spec
+
+    def batch_spec(self) -> Any:
+        """The spec of a whole batch, as the host gives it."""
+        spec = self._spec(self.plan.batch_size)
+        if self.microbatches is None:
+            return spec
+        per_part = self.plan.batch_size // self.microbatches
+        return prepend(without_rows(spec), self.microbatches, per_part)
+
+    def _spec(self, rows: int) -> Any:
+        if rows not in self._specs:
+            told = _depth(self.batcher, "batch_spec")
+            if told <= min(_depth(self.batcher, "collate"), _depth(self.batcher, "process")):
+                spec = self.batcher.batch_spec(self.row_spec, batch_size=rows)
+            else:
+                zeros = zero_rows(self.row_spec, rows)
+                spec = spec_of(self._collate(zeros, np.ones(rows, bool)))
+            self._specs[rows] = spec
+        return self._specs[rows]
+
+    # Batching
+
+    def _collate(self, rows: Any, valid: np.ndarray) -> Any:
+        if not self._by_process:
+            return self.batcher.collate(rows, valid)
+        records = unstack(rows)
+        batches = list(self.batcher.process(iter(records), batch_size=len(valid)))
+        if len(batches) != 1:
+            raise ValueError(
+                f"{type(self.batcher).__name__}.process made {len(batches)} batches of "
+                f"{len(records)} records with batch_size={len(valid)}: it must make one"
+            )
+        return batches[0]
+
+    def _split(self, batch: Any) -> Any:
+        parts = self.microbatches
+        return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+
+
+def _depth(batcher: BatcherModule, method: str) -> int:
+    """How far up its classes a batcher's method is defined: 0 for the batcher's own class."""
+    return next(i for i, cls in enumerate(type(batcher).__mro__) if method in vars(cls))

@@ -1,0 +1,105 @@
+"""Keyed permutations of [0, length), for millions of indices at once.
+
+An alternating Feistel network permutes the smallest power of two that holds the length; an index
+that lands outside is sent through again until it lands inside, which keeps the map one to one.
+Round keys are a hash of (seed, purpose, counter): neighbouring seeds share nothing.
+"""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint32]  # (rounds, 1): one key for all; (rounds, n): a key for each index
+
+_ROUNDS = 8
+_FACTORS = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_HALF = np.uint32(15)
+
+
+def _mix(seed: int, purpose: str, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """64 well-mixed bits for each counter; seeds and purposes are hashed, so none are near."""
+    name = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()
+    bits = counters * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(name[:8], "little"))
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def round_keys(seed: int, purpose: str, counters: Int64s) -> Keys:
+    """Round keys for each counter; a single column where all counters are the same."""
+    unique, inverse = distinct(counters)
+    rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None]
+    keys = _mix(seed, purpose, unique.astype(np.uint64) * np.uint64(_ROUNDS) + rounds)
+    keys = (keys >> np.uint64(32)).astype(np.uint32)
+    return keys if len(unique) == 1 else keys[:, inverse]
+
+
+def hashed(seed: int, purpose: str, counters: Int64s, below: int) -> Int64s:
+    bits = _mix(seed, purpose, counters.astype(np.uint64) + np.uint64(1))
+    return (bits % np.uint64(below)).astype(np.int64)
+
+
+def distinct(values: Int64s) -> tuple[Int64s, npt.NDArray[np.intp]]:
+    """`np.unique` with its inverse, without sorting where values are one or already in order."""
+    if values.size == 0 or (values == values[0]).all():
+        return values[:1] if values.size else np.zeros(1, np.int64), np.zeros(values.size, np.intp)
+    steps = np.diff(values)
+    if (steps >= 0).all():
+        return values[np.flatnonzero(np.append(True, steps))], np.cumsum(np.append(0, steps > 0))
+    return np.unique(values, return_inverse=True)
+
+
+def epochs_and_offsets(positions: Int64s, num_records: int) -> tuple[Int64s, Int64s]:
+    """The epoch of each position, or one for all of them if that is so, and its place in there."""
+    positions = np.asarray(positions, np.int64)
+    if positions.size:
+        first, last = int(positions.min()) // num_records, int(positions.max()) // num_records
+        if first == last:  # the usual case, and a division less per position
+            return np.array([first]), positions - first * num_records
+    return np.divmod(positions, num_records)
+
+
+def permute(index: npt.NDArray[np.uint64], length: int, keys: Keys) -> Int64s:
+    """Where each index of [0, length) goes under the permutation that its keys choose."""
+    if length == 1:
+        return np.zeros(index.size, np.int64)
+    bits = max(2, (length - 1).bit_length())
+    out = _feistel(index, bits, keys)
+    outside = np.flatnonzero(out >= length)
+    while outside.size:  # more than half of the network's range lies inside, so few rounds
+        again = _feistel(out[outside], bits, keys if keys.shape[1] == 1 else keys[:, outside])
+        out[outside] = again
+        outside = outside[again >= length]
+    return out.astype(np.int64)
+
+
+def permute_by_length(index: Int64s, lengths: Int64s, keys: Keys) -> Int64s:
+    unique, inverse = distinct(lengths)
+    out = np.empty_like(index)
+    for which, length in enumerate(unique.tolist()):  # three at most: whole, with the short, last
+        chosen = inverse == which
+        own = keys if keys.shape[1] == 1 else keys[:, chosen]
+        out[chosen] = permute(index[chosen].astype(np.uint64), length, own)
+    return out
+
+
+def _feistel(x: npt.NDArray[np.uint64], bits: int, keys: Keys) -> npt.NDArray[np.uint64]:
+    """A bijection on `bits` bits: two halves, each in turn mixed into the other."""
+    low_bits = bits // 2
+    high = (x >> np.uint64(low_bits)).astype(np.uint32)
+    low = (x & np.uint64((1 << low_bits) - 1)).astype(np.uint32)
+    mixed, shifted = np.empty_like(high), np.empty_like(high)
+    for number, key in enumerate(keys):
+        source, target, width = (
+            (high, low, low_bits) if number % 2 else (low, high, bits - low_bits)
+        )
+        np.add(source, key, out=mixed)
+        np.multiply(mixed, _FACTORS[0], out=mixed)
+        np.right_shift(mixed, _HALF, out=shifted)
+        np.bitwise_xor(mixed, shifted, out=mixed)
+        np.multiply(mixed, _FACTORS[1], out=mixed)
+        np.right_shift(mixed, np.uint32(32 - width), out=mixed)  # the best mixed bits, `width` wide
+        np.bitwise_xor(target, mixed, out=target)
+    return (high.astype(np.uint64) << np.uint64(low_bits)) | low

@@ -1,0 +1,113 @@
+"""Which positions make which batch: integers only, so every process counts the same steps.
+
+A batch is a run of consecutive positions [start, stop). Where the run is shorter than the batch
+size the remaining rows are padding. Counting starts at an origin (step, position): (0, 0) for a
+fresh run, elsewhere after a restore under another batch size.
+"""
+
+import dataclasses
+import functools
+from typing import Literal, get_args
+
+Remainder = Literal["pad", "drop", "carry"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The arithmetic of one run.
+
+    `pad`: an epoch ends with a batch that is filled up. `drop`: that batch is left out, and its
+    positions are skipped when the batch after it is asked for. `carry`: epochs run into each other.
+    """
+
+    num_records: int
+    batch_size: int
+    epochs: int | None = 1
+    remainder: Remainder = "pad"
+    steps: int | None = None
+    origin_step: int = 0
+    origin_position: int = 0
+
+    def __post_init__(self) -> None:
+        if self.remainder not in get_args(Remainder):
+            raise ValueError(
+                f"remainder must be one of {list(get_args(Remainder))}, got {self.remainder!r}"
+            )
+        for field, least in (("batch_size", 1), ("epochs", 1), ("steps", 0)):
+            value = getattr(self, field)
+            if value is None and field != "batch_size":
+                continue
+            if type(value) is not int or value < least:
+                raise ValueError(
+                    f"{field} must be an int of at least {least}"
+                    f"{'' if field == 'batch_size' else ' or None'}, got {value!r}"
+                )
+        if self.num_records < 1:
+            raise ValueError("the source is empty: it needs at least one record")
+        if self.remainder == "drop" and self.batch_size > self.num_records:
+            raise ValueError(
+                f"batch_size {self.batch_size} is larger than the {self.num_records} records of an "
+                "epoch, so remainder='drop' would drop everything: use remainder='pad' or 'carry', "
+                f"or batch_size={self.num_records} or less"
+            )
+
+    @functools.cached_property
+    def steps_per_epoch(self) -> int:
+        """Batches that begin in one whole epoch (under `carry`: in the first)."""
+        return self._batches_in(self.num_records)
+
+    @functools.cached_property
+    def end(self) -> int | None:
+        """The step at which the run ends, or None if it never does."""
+        total = None
+        if self.epochs is not None:
+            left = max(0, self.epochs * self.num_records - self.origin_position)
+            if self.remainder == "carry" or left == 0:
+                batches = -(-left // self.batch_size)
+            else:
+                whole, first = divmod(left, self.num_records)
+                batches = self._batches_in(first) + whole * self.steps_per_epoch
+            total = self.origin_step + batches
+        return min((n for n in (total, self.steps) if n is not None), default=None)
+
+    def span(self, step: int) -> tuple[int, int]:
+        """The positions [start, stop) of the batch of this step."""
+        since = step - self.origin_step
+        if since < 0:
+            raise ValueError(
+                f"step {step} lies before step {self.origin_step}, at which this run was resumed "
+                "with another batch size, remainder or data: ask a loader with the settings of then"
+            )
+        n, size = self.num_records, self.batch_size
+        if self.remainder == "carry":
+            start = self.origin_position + since * size
+            return start, start + size if self.epochs is None else min(
+                start + size, self.epochs * n
+            )
+        epoch, offset = divmod(self.origin_position, n)
+        first = self._batches_in(n - offset)
+        if since >= first:
+            epochs, since = divmod(since - first, self.steps_per_epoch)
+            epoch, offset = epoch + 1 + epochs, 0
+        start = epoch * n + offset + since * size
+        return start, min(start + size, (epoch + 1) * n)
+
+    def position(self, step: int) -> int:
+        """How far the first `step` batches have come: where the next record is looked for."""
+        return self.origin_position if step == self.origin_step else self.span(step - 1)[1]
+
+    def epoch(self, step: int) -> int:
+        """The epoch in which the batch of this step begins."""
+        return self.span(step)[0] // self.num_records
+
+    def epoch_end(self, step: int) -> int:
+        """The first step after `step` that begins in another epoch, or the end of the run."""
+        start, _ = self.span(step)
+        left = -start % self.num_records or self.num_records
+        after = step + self._batches_in(left)
+        return after if self.end is None else min(after, self.end)
+
+    def _batches_in(self, records: int) -> int:
+        if self.remainder == "drop":
+            return records // self.batch_size
+        return -(-records // self.batch_size)

@@ -1,0 +1,9 @@
+"""Where records come from."""
+
+from loader.sources.array_record import ArrayRecordSource as ArrayRecordSource
+from loader.sources.array_record import Msgpack as Msgpack
+from loader.sources.array_record import RawArrays as RawArrays
+from loader.sources.arrays import ArraySource as ArraySource
+from loader.sources.coerce import as_source as as_source
+from loader.sources.grain_source import GrainSource as GrainSource
+from loader.sources.source import Source as Source

@@ -1,0 +1,198 @@
+"""Records in ArrayRecord files, read by Grain, and the parsers that make arrays of their bytes."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordReader
+from etils import epath
+from flax import serialization
+
+from loader.digest import describe
+from loader.permutation import Int64s
+from loader.sources.source import sampled_fingerprint, stack
+from loader.spec import Spec, named_leaves
+
+_SAMPLED_FILES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class RawArrays:
+    """Parses records that are the bytes of arrays of a known spec, leaf after leaf.
+
+    `spec` is a tree of `jax.ShapeDtypeStruct`; leaves follow in the order of `jax.tree.leaves`.
+    """
+
+    spec: Spec
+
+    def __call__(self, data: bytes) -> Any:
+        return jax.tree.map(lambda rows: rows[0], self.many([data]))
+
+    def many(self, blobs: Sequence[bytes]) -> Any:
+        """All records at once, stacked."""
+        dtype = self._row_dtype
+        for number, blob in enumerate(blobs):
+            if len(blob) != dtype.itemsize:
+                raise ValueError(
+                    f"blob {number} has {len(blob)} bytes where the spec asks for {dtype.itemsize}"
+                )
+        rows = np.frombuffer(
+            bytearray().join(blobs), dtype
+        )  # writable, so operators may work in place
+        leaves = [np.ascontiguousarray(rows[name]) for name in dtype.names or ()]
+        return jax.tree.unflatten(jax.tree.structure(self.spec), leaves)
+
+    def encode(self, record: Any) -> bytes:
+        """The bytes of a record: what to write to a file."""
+        parts = []
+        for (name, leaf), spec in zip(
+            named_leaves(record), jax.tree.leaves(self.spec), strict=True
+        ):
+            array = np.asarray(leaf, spec.dtype)
+            if array.shape != spec.shape:
+                raise ValueError(f"leaf {name!r} is {array.shape} where the spec says {spec.shape}")
+            parts.append(array.tobytes())
+        return b"".join(parts)
+
+    def record_spec(self) -> Spec:
+        return self.spec
+
+    @property
+    def _row_dtype(self) -> np.dtype[Any]:
+        return np.dtype(
+            [(f"f{i}", s.dtype, s.shape) for i, s in enumerate(jax.tree.leaves(self.spec))]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Msgpack:
+    """Parses msgpack records: maps of numbers, texts and of arrays as Flax packs them."""
+
+    def __call__(self, data: bytes) -> Any:
+        return serialization.msgpack_restore(data)
+
+    def encode(self, record: Any) -> bytes:
+        """The bytes of a record: what to write to a file."""
+        return serialization.msgpack_serialize(record)
+
+
+class ArrayRecordSource:
+    """All records of some ArrayRecord files, in the order of the files.
+
+    `paths` is a path, a glob, or a list of them. `parse` makes a tree of arrays of the bytes of a
+    record: `RawArrays(spec)`, `Msgpack()` or a function; without it a record is its bytes.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        parse: Callable[[bytes], Any] | None = None,
+    ) -> None:
+        self.paths = _expand(paths)
+        self._parse = parse
+        if isinstance(parse, RawArrays):  # only then is it known without reading
+            self.record_spec = parse.record_spec
+        self._reader = _open(self.paths)
+        if len(self._reader) == 0:
+            raise ValueError(f"the source is empty: no record in {', '.join(self.paths)}")
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __getitem__(self, index: int) -> Any:
+        return jax.tree.map(lambda rows: rows[0], self.gather(np.array([index])))
+
+    def gather(self, indices: Int64s) -> Any:
+        numbers = indices.tolist()
+        try:
+            blobs = self._reader.__getitems__(numbers)
+        except (RuntimeError, ValueError) as error:
+            raise self._located(numbers, self._reader.__getitem__, "read", error) from error
+        parse = self._parse
+        if parse is None:
+            return stack(blobs, numbers)
+        try:
+            if isinstance(parse, RawArrays):
+                return parse.many(blobs)
+            records = [parse(blob) for blob in blobs]
+        except Exception as error:
+            culprit = dict(zip(numbers, blobs, strict=True)).__getitem__
+            raise self._located(numbers, lambda n: parse(culprit(n)), "parse", error) from error
+        return stack(records, numbers)
+
+    def fingerprint(self) -> dict[str, Any]:
+        starts = list(itertools.accumulate(self._records_per_file(), initial=0))[:-1]
+        firsts = [s for s in starts[:_SAMPLED_FILES] if s < len(self)]
+        return {
+            "files": [[os.path.basename(p), epath.Path(p).stat().length] for p in self.paths],
+            "parse": describe(self._parse),
+            **sampled_fingerprint(self, extra=firsts),
+        }
+
+    def _records_per_file(self) -> list[int]:
+        return [ArrayRecordReader(path).num_records() for path in self.paths]
+
+    def _located(
+        self, numbers: list[int], attempt: Callable[[int], Any], verb: str, error: Exception
+    ) -> ValueError:
+        """The error, with the file and the record that caused it: found by trying one by one."""
+        for number in numbers:
+            try:
+                attempt(number)
+            except Exception as single:
+                first = 0
+                for path, count in zip(self.paths, self._records_per_file(), strict=True):
+                    if number < first + count:
+                        return ValueError(
+                            f"cannot {verb} record {number} (record {number - first} of {path}): "
+                            f"{type(single).__name__}: {single}"
+                        )
+                    first += count
+        return ValueError(f"cannot {verb} records {numbers}: {type(error).__name__}: {error}")
+
+    def __repr__(self) -> str:
+        return f"ArrayRecordSource({len(self.paths)} files, {len(self)} records)"
+
+
+def _expand(paths: Any) -> list[str]:
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise ValueError("no paths given: name at least one ArrayRecord file or a glob")
+    found: list[str] = []
+    for path in map(os.fspath, given):
+        if any(character in path for character in "*?["):
+            matches = sorted(os.fspath(match) for match in _glob(path))
+            if not matches:
+                raise FileNotFoundError(f"no file matches {path!r}")
+            found += matches
+        elif not epath.Path(path).exists():
+            raise FileNotFoundError(f"there is no ArrayRecord file {path!r}")
+        else:
+            found.append(path)
+    return found
+
+
+def _glob(pattern: str) -> list[epath.Path]:
+    parts = epath.Path(pattern).parts
+    plain = list(itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
+    return list(epath.Path(*plain).glob("/".join(parts[len(plain) :])))
+
+
+def _open(paths: list[str]) -> Any:
+    try:
+        return grain.sources.ArrayRecordDataSource(paths)
+    except RuntimeError as error:
+        for path in paths:  # the reader's message does not always say which file
+            try:
+                grain.sources.ArrayRecordDataSource([path])
+            except RuntimeError as single:
+                raise ValueError(
+                    f"{path} is not a whole ArrayRecord file (cut off while it was written or "
+                    f"copied?): {str(single) or 'unreadable'}"
+                ) from error
+        raise

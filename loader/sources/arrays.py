@@ -1,0 +1,56 @@
+"""Records that are rows of arrays in memory or in memory maps."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from loader.permutation import Int64s
+from loader.sources.source import sampled_fingerprint
+from loader.spec import Spec, named_leaves, spec_of, without_rows
+
+
+class ArraySource:
+    """A tree of arrays with a common leading axis: record i is row i of every leaf."""
+
+    def __init__(self, arrays: Any) -> None:
+        leaves = named_leaves(arrays)
+        if not leaves:
+            raise ValueError("ArraySource needs at least one array, got an empty tree")
+        for name, leaf in leaves:
+            if np.ndim(leaf) == 0:
+                raise ValueError(
+                    f"leaf {name!r} has no leading axis to take records from "
+                    f"(it is {type(leaf).__name__}): every leaf must be an array of rows"
+                )
+        # As plain ndarrays: a memory map stays one underneath, without its slower subclass.
+        flat, self._tree = jax.tree.flatten(arrays)
+        self._leaves: list[np.ndarray] = [np.asarray(leaf) for leaf in flat]
+        lengths = {name: len(leaf) for name, leaf in leaves}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"leaves have different numbers of rows: {lengths}")
+        self._length = len(leaves[0][1])
+        if self._length == 0:
+            raise ValueError("the source is empty: its arrays have no rows")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if not -self._length <= index < self._length:
+            raise IndexError(f"record {index} of a source of {self._length}")
+        return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
+
+    def gather(self, indices: Int64s) -> Any:
+        # mode="clip" skips numpy's slow bounds check; the loader has checked the indices.
+        rows = [leaf.take(indices, axis=0, mode="clip") for leaf in self._leaves]
+        return jax.tree.unflatten(self._tree, rows)
+
+    def record_spec(self) -> Spec:
+        return without_rows(spec_of(jax.tree.unflatten(self._tree, self._leaves)))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return sampled_fingerprint(self)
+
+    def __repr__(self) -> str:
+        return f"ArraySource({self._length} records)"

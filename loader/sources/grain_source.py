@@ -1,0 +1,71 @@
+"""Any `grain.MapDataset` or Grain random-access source, as a source of records."""
+
+import sys
+from typing import Any
+
+import grain
+
+from loader.digest import qualified_name
+from loader.sources.source import sampled_fingerprint
+
+
+class GrainSource:
+    """Wraps a `grain.MapDataset` or a random-access source.
+
+    A `MapDataset` is asked for `dataset[epoch * length + record]`, so that its own `shuffle` and
+    `random_map` are other ones in each epoch. An element that is None becomes a masked row.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.by_epoch = isinstance(dataset, grain.MapDataset)
+        if isinstance(dataset, grain.IterDataset):
+            raise ValueError(
+                "a grain.IterDataset can only be read from its start and has no record numbers: "
+                "give the grain.MapDataset it was made from"
+            )
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise TypeError(
+                "a source needs __len__ and __getitem__ (a grain.MapDataset, a random-access "
+                f"source, a dict of arrays), got {type(dataset).__name__}"
+            )
+        if self.by_epoch:
+            _refuse_batched(dataset)
+            if len(dataset) == sys.maxsize:
+                raise ValueError(
+                    "the dataset repeats without end: leave out .repeat() and give "
+                    "DataLoader(..., epochs=None)"
+                )
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if not self.by_epoch and hasattr(self._dataset, "__getitems__"):
+            return self._dataset.__getitems__(indices)
+        return [self._dataset[index] for index in indices]
+
+    def fingerprint(self) -> dict[str, Any]:
+        kinds = [qualified_name(type(stage)) for stage in _stages(self._dataset)]
+        return {"kind": kinds, **sampled_fingerprint(self)}
+
+    def __repr__(self) -> str:
+        return f"GrainSource({type(self._dataset).__name__}, {len(self)} records)"
+
+
+def _stages(dataset: Any) -> list[Any]:
+    """The dataset and all it was made from."""
+    parents = dataset.parents if isinstance(dataset, grain.MapDataset) else ()
+    return [dataset, *(stage for parent in parents for stage in _stages(parent))]
+
+
+def _refuse_batched(dataset: Any) -> None:
+    batched = type(grain.MapDataset.range(1).batch(1))
+    if any(isinstance(stage, batched) for stage in _stages(dataset)):
+        raise ValueError(
+            "the grain.MapDataset is already batched, so its elements are not records: leave out "
+            ".batch(...) and give DataLoader(..., batch_size=...)"
+        )

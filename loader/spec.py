@@ -1,0 +1,112 @@
+"""What a record or a batch looks like: trees of `jax.ShapeDtypeStruct`.
+
+A leaf's name is its path joined by "/". Text and bytes have dtype object: they may travel through
+host stages and never reach a device.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+VALID_MASK = "valid_mask"
+Spec = Any  # a tree of jax.ShapeDtypeStruct
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """The path of a leaf as people write it: `image`, `tokens/ids`, `0`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree with their names."""
+    return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def spec_of(tree: Any) -> Spec:
+    """The spec of a tree of arrays, numbers and texts."""
+
+    def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
+        if isinstance(leaf, str | bytes):
+            return jax.ShapeDtypeStruct((), np.dtype(object))
+        if not hasattr(leaf, "dtype"):
+            leaf = np.asarray(leaf)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(leaf_spec, tree)
+
+
+def prepend(spec: Spec, *sizes: int) -> Spec:
+    """The spec with leading axes of these sizes on every leaf."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*sizes, *s.shape), s.dtype), spec)
+
+
+def without_rows(spec: Spec) -> Spec:
+    """The spec of one row of a batch."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), spec)
+
+
+def with_mask(tree: Any, mask: Any) -> dict[str, Any]:
+    """A batch, or its spec, as a dict that also holds the mask."""
+    if not isinstance(tree, dict):
+        return {"data": tree, VALID_MASK: mask}
+    refuse_mask_key(tree)
+    return {**tree, VALID_MASK: mask}
+
+
+def refuse_mask_key(tree: Any) -> None:
+    if isinstance(tree, dict) and VALID_MASK in tree:
+        raise ValueError(
+            f"the records have a leaf called {VALID_MASK!r}, the name under which a batch says "
+            "which of its rows are real: rename it in the data or with an operator"
+        )
+
+
+def narrowed(spec: Spec) -> Spec:
+    """The spec as a device sees it: 64-bit numbers become 32-bit ones unless x64 is enabled."""
+
+    def narrow(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(s.shape, device_dtype(s.dtype))
+
+    return jax.tree.map(narrow, spec)
+
+
+def device_dtype(dtype: Any) -> Any:
+    """The dtype that JAX gives to values of this one."""
+    plain = isinstance(dtype, np.dtype) and dtype.kind in "biufc"
+    return jax.dtypes.canonicalize_dtype(dtype) if plain else dtype
+
+
+def zero_rows(spec: Spec, count: int) -> Any:
+    """`count` rows of zeros (None for texts) that look like records of this spec."""
+
+    def zeros(s: jax.ShapeDtypeStruct) -> Any:
+        if not isinstance(s.dtype, np.dtype):  # PRNG keys
+            return jnp.broadcast_to(jax.random.key(0), (count, *s.shape))
+        filler = None if s.dtype.hasobject else 0
+        return np.full((count, *s.shape), filler, s.dtype)
+
+    return jax.tree.map(zeros, spec)
+
+
+def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
+    """Raise `ValueError`, naming the leaf, if the batch is not what the spec says."""
+    leaves, tree = jax.tree.flatten(batch)
+    expected, expected_tree = jax.tree.flatten(spec)
+    if tree == expected_tree:
+        for leaf, s in zip(leaves, expected, strict=True):
+            if getattr(leaf, "shape", ()) != s.shape or getattr(leaf, "dtype", object) != s.dtype:
+                break
+        else:
+            return
+    got = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec_of(batch))}
+    want = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec)}
+    for name in [*want, *got]:
+        if got.get(name) != want.get(name):
+            raise ValueError(
+                f"{what}: leaf {name!r} is {got.get(name, 'missing')} where the spec says "
+                f"{want.get(name, 'no such leaf')}: shapes and dtypes must be the same in every "
+                "batch; override batch_spec or output_spec where a stage changes them"
+            )
+    raise ValueError(f"{what}: the tree is {tree} where the spec says {expected_tree}")

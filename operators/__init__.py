@@ -1,0 +1,1 @@
+"""Operators people use between the source and the step."""

@@ -1,0 +1,177 @@
+"""Speed, side by side: workloads by contestants, interleaved in one run.
+
+    python scripts/bench.py                 all workloads
+    python scripts/bench.py memory --quick  one of them, in less than a minute
+
+Times on a shared machine drift, so contestants take turns (A B B A) and the figures to look at are
+ratios of medians. A contestant counts only if, over an epoch, it delivered every record once; that
+is checked before anything is timed.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import numpy as np
+
+from loader import ArraySource, DataLoader, Sequential, Shuffle
+
+Batches = Iterator[dict[str, Any]]
+Contestants = dict[str, Callable[[], Batches]]  # each makes an endless iterator of batches
+
+WARM_UP_BATCHES = 10
+
+
+def seconds_per_batch(
+    contestants: Contestants, batches: int, rounds: int
+) -> dict[str, tuple[float, float]]:
+    """Median and half spread (of the middle half) of the time a batch takes, per contestant."""
+    running = {name: make() for name, make in contestants.items()}
+    for iterator in running.values():
+        for _ in range(WARM_UP_BATCHES):
+            next(iterator)
+    times: dict[str, list[float]] = {name: [] for name in running}
+    names = list(running)
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            start = time.perf_counter()
+            for batch in itertools.islice(running[name], batches):
+                _ = batch  # held until the next one is there, as a training loop does
+            times[name].append((time.perf_counter() - start) / batches)
+    return {name: _median_and_spread(values) for name, values in times.items()}
+
+
+def _median_and_spread(values: list[float]) -> tuple[float, float]:
+    first, median, third = statistics.quantiles(values, n=4)
+    return median, (third - first) / 2
+
+
+def check_each_record_once(contestants: Contestants, num_records: int, batch_size: int) -> None:
+    """Refuse a contestant whose first epoch is not every record once."""
+    for name, make in contestants.items():
+        seen: list[int] = []
+        for batch in make():
+            valid = batch.get("valid_mask", np.ones(len(batch["label"]), bool))
+            seen += np.asarray(batch["label"])[np.asarray(valid)].tolist()
+            if len(seen) >= num_records:
+                break
+        if sorted(seen[:num_records]) != list(range(num_records)):
+            raise SystemExit(f"{name} did not deliver each of {num_records} records once")
+
+
+def report(workload: str, times: dict[str, tuple[float, float]], batch_size: int) -> dict[str, Any]:
+    """Print a line per contestant and give the figures as data."""
+    first = next(iter(times.values()))[0]
+    print(f"\n{workload}")
+    rows = {}
+    for name, (median, spread) in times.items():
+        rows[name] = {
+            "us_per_batch": median * 1e6,
+            "spread_us": spread * 1e6,
+            "rows_per_s": batch_size / median,
+            "ratio_to_first": first / median,
+        }
+        print(
+            f"  {name:28s} {median * 1e6:9.1f} µs/batch ± {spread * 1e6:6.1f}"
+            f"  {batch_size / median:12,.0f} rows/s   {first / median:5.2f} x the first"
+        )
+    return rows
+
+
+def memory(quick: bool) -> dict[str, Any]:
+    """32x32x3 images with a label, 100 000 of them in memory, shuffled, as host batches."""
+    num_records = 100_000
+    rng = np.random.default_rng(0)
+    data = {
+        "image": rng.integers(0, 256, (num_records, 32, 32, 3), np.uint8),
+        "label": np.arange(num_records, dtype=np.int32),
+    }
+    results = {}
+    for batch_size in (1024, 256):
+
+        def bare(batch_size: int = batch_size) -> Batches:
+            while True:
+                order = rng.permutation(num_records)
+                for start in range(0, num_records, batch_size):
+                    rows = order[start : start + batch_size]
+                    yield {key: leaf[rows] for key, leaf in data.items()}
+
+        def ours(batch_size: int = batch_size) -> Batches:
+            loader = DataLoader(data, batch_size=batch_size, order=Shuffle(0), epochs=None)
+            return loader.host_batches()
+
+        def grain_map_dataset(batch_size: int = batch_size) -> Batches:
+            dataset = grain.MapDataset.source(ArraySource(data)).shuffle(0).repeat()
+            options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+            return iter(dataset.batch(batch_size).to_iter_dataset(options))
+
+        fast: Contestants = {"numpy gather": bare, "gristmill": ours}
+        slow: Contestants = {"grain MapDataset": grain_map_dataset}
+        check_each_record_once({**fast, **slow}, num_records, batch_size)
+        batches, rounds = (200, 8) if quick else (1000, 12)
+        times = seconds_per_batch(fast, batches, rounds)
+        times |= seconds_per_batch(slow, max(4, batches // 40), 4)
+        results[f"memory, host, batch {batch_size}"] = report(
+            f"memory, host, batch {batch_size}", times, batch_size
+        )
+    return results
+
+
+def seek(quick: bool) -> dict[str, Any]:
+    """Time to the next batch after a move, at position 0 and at 5e11 of 1e12 virtual records."""
+
+    class Virtual:
+        def __len__(self) -> int:
+            return 10**12
+
+        def __getitem__(self, index: int) -> dict[str, np.int64]:
+            return {"id": np.int64(index)}
+
+        def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+            return {"id": indices.copy()}
+
+    figures = {}
+    for order in (Sequential(), Shuffle(0)):
+        loader = DataLoader(Virtual(), batch_size=1000, order=order)
+        times: dict[str, list[float]] = {"position 0": [], "position 5e11": []}
+        for _ in range(10 if quick else 50):
+            for name, step in (("position 0", 0), ("position 5e11", 5 * 10**8)):
+                fresh = DataLoader(Virtual(), batch_size=1000, order=order)
+                loader.seek(step)
+                state = loader.get_state()
+                start = time.perf_counter()
+                fresh.set_state(state)
+                next(fresh.host_batches())
+                times[name].append(time.perf_counter() - start)
+        medians = {name: _median_and_spread(values) for name, values in times.items()}
+        name = f"seek, {type(order).__name__}: set_state and the next batch"
+        figures[name] = report(name, medians, 1000)
+    return figures
+
+
+WORKLOADS = {"memory": memory, "seek": seek}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; all if none")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: under a minute")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    args = parser.parse_args()
+    if unknown := [name for name in args.workloads if name not in WORKLOADS]:
+        parser.error(f"no workload {', '.join(unknown)}: there are {', '.join(WORKLOADS)}")
+    results: dict[str, Any] = {}
+    for name in args.workloads or WORKLOADS:
+        results |= WORKLOADS[name](args.quick)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

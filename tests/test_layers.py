@@ -1,0 +1,48 @@
+"""The layers of the packages: a file imports only from files above it."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LAYERS = [
+    "loader.digest",
+    "loader.state_tree",
+    "loader.module",
+    "loader.structural",
+    "loader.spec",
+    "loader.permutation",
+    "loader.grain_shuffle",
+    "loader.sources",
+    "loader.order",
+    "loader.plan",
+    "loader.batchers",
+    "loader.operator",
+    "loader.placement",
+    "loader.host_work",
+    "loader.workers",
+    "loader.checkpoint",
+    "loader.data_loader",
+    "loader.testing",
+    "operators",
+    "loader",
+]
+
+
+def layer_of(module: str) -> int:
+    matches = [name for name in LAYERS if module == name or module.startswith(f"{name}.")]
+    assert matches, f"{module} is in no layer: give it a place in {__file__}"
+    return LAYERS.index(max(matches, key=len))
+
+
+def test_each_file_imports_only_from_layers_above_it():
+    for path in [*ROOT.glob("loader/**/*.py"), *ROOT.glob("operators/**/*.py")]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                if name.split(".")[0] in ("loader", "operators"):
+                    own = layer_of(module)
+                    assert layer_of(name) <= own, f"{module} imports {name}, which lies below it"
+                    assert name != "loader", f"{module} imports the whole package"
