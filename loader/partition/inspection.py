@@ -1,0 +1,122 @@
+"""What shardings a tree of arrays has, and what a choice of them would cost."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from loader.partition.correction import refuse_misfit
+from loader.partition.mesh import AnyMesh, get_incontext_mesh, mesh_or_current, names_of
+from loader.spec import leaf_name, named_leaves
+
+
+def extract_sharding_structure(pytree: Any) -> Any:
+    """The tree with each leaf's `NamedSharding` in its place, None where there is none."""
+    return jax.tree.map(_named_sharding, pytree)
+
+
+def get_shardings_with_structure(pytree: Any) -> Any:
+    """The same as `extract_sharding_structure`."""
+    return extract_sharding_structure(pytree)
+
+
+def extract_shardings(tree: Any, mesh: AnyMesh | None = None) -> Any:
+    """The tree of `NamedSharding`s; a leaf whose `.sharding` is a spec gets one on the mesh."""
+
+    def extract(leaf: Any) -> NamedSharding | None:
+        spec = getattr(leaf, "sharding", None)
+        if not isinstance(spec, PartitionSpec):
+            return _named_sharding(leaf)
+        on = get_incontext_mesh(raise_error=False) if mesh is None else mesh
+        if on.empty:
+            raise ValueError(
+                f"a leaf has the sharding {spec} and no mesh to put it on: pass mesh=..., or enter "
+                "`with jax.set_mesh(mesh):`"
+            )
+        return NamedSharding(on, spec)
+
+    return jax.tree.map(extract, tree)
+
+
+def get_partition_spec(tree: Any) -> Any:
+    """The tree of specs that its arrays have; `P()` for Python numbers."""
+
+    def spec_of_leaf(leaf: Any) -> PartitionSpec:
+        if isinstance(leaf, jax.Array):
+            sharding: Any = leaf.sharding
+            return sharding.spec
+        if isinstance(leaf, int | float):
+            return PartitionSpec()
+        raise ValueError(
+            f"a {type(leaf).__name__} has no partition spec: leaves must be jax.Array, int or float"
+        )
+
+    return jax.tree.map(spec_of_leaf, tree)
+
+
+def get_names_from_partition_spec(partition_specs: Any) -> list[str]:
+    """All mesh axes named in the specs, each once, in the order in which they first appear."""
+    names: dict[str, None] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, Mapping):
+            node = node.values()
+        if node is None or node is PartitionSpec.UNCONSTRAINED:
+            return
+        if isinstance(node, str):
+            names.setdefault(node)
+            return
+        for item in node:
+            visit(item)
+
+    visit(partition_specs)
+    return list(names)
+
+
+def analyze_sharding_strategy(
+    pytree: Any, partition_specs: Any, mesh: AnyMesh | None = None
+) -> dict[str, Any]:
+    """What each device would hold, in numbers.
+
+    `partition_specs` is a dict from paths to specs, or a tree that mirrors `pytree`. Memory is in
+    bytes by device id. The balance score is 1 when every byte lies on one device, and 1/n when all
+    n devices hold everything; shards of a spec are always equal.
+    """
+    on = mesh_or_current(mesh)
+    specs = _specs_by_path(partition_specs)
+    leaves = named_leaves(pytree)
+    if missing := [path for path, _ in leaves if path not in specs]:
+        raise ValueError(f"no spec is given for {missing}: there are specs for {list(specs)}")
+    total = sharded = whole_bytes = bytes_per_device = 0
+    for path, leaf in leaves:
+        array = jax.ShapeDtypeStruct(np.shape(leaf), getattr(leaf, "dtype", np.asarray(leaf).dtype))
+        refuse_misfit(array.shape, specs[path], on)
+        shards = math.prod(on.shape[n] for entry in specs[path] for n in names_of(entry))
+        total += array.size
+        sharded += array.size if shards > 1 else 0
+        whole_bytes += array.size * array.dtype.itemsize
+        bytes_per_device += array.size // shards * array.dtype.itemsize
+    devices = [d.id for d in on.devices.flat] if isinstance(on, Mesh) else list(range(on.size))
+    return {
+        "total_parameters": total,
+        "sharded_parameters": sharded,
+        "memory_per_device": dict.fromkeys(devices, bytes_per_device),
+        "balance_score": whole_bytes / (bytes_per_device * len(devices)) if whole_bytes else 1.0,
+        "partition_stats": dict(Counter(str(specs[path]) for path, _ in leaves)),
+    }
+
+
+def _named_sharding(leaf: Any) -> NamedSharding | None:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _specs_by_path(partition_specs: Any) -> dict[str, PartitionSpec]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(
+        partition_specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
+    return {leaf_name(path): spec for path, spec in flat}

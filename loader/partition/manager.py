@@ -1,0 +1,135 @@
+"""Applying a `PartitionAxis` to arrays, and finding the one in force."""
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+from jax.sharding import PartitionSpec
+
+from loader.partition.applying import apply_spec
+from loader.partition.axes import MODE_DECODE, MODE_TRAIN, NOT_GIVEN, DynamicShardingAxes
+from loader.partition.correction import get_corrected_named_sharding, refuse_misfit
+from loader.partition.hashing import get_safe_hash_int as get_safe_hash_int
+from loader.partition.hashing import hash_fn as hash_fn
+from loader.partition.mesh import get_incontext_mesh
+from loader.partition.partition_axis import PartitionAxis as PartitionAxis
+
+# JAX makes its user contexts part of the key under which jit caches, so that a function compiled
+# under one manager is not reused under another. They belong to a thread.
+_current = jax.make_user_context(None)
+_entered = threading.local()  # .contexts: the user contexts this thread has entered, innermost last
+_last_created: "PartitionManager | None" = None
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, repr=False)
+class PartitionManager:
+    """Shards arrays by semantic axes; as a context, for all code inside it.
+
+    It may be entered again while entered, and from several threads at once.
+    """
+
+    paxis: PartitionAxis
+
+    def __post_init__(self) -> None:
+        global _last_created
+        if not isinstance(self.paxis, PartitionAxis):
+            raise TypeError(f"Expected PartitionAxis, got {type(self.paxis)}")
+        _last_created = self
+
+    __hash__ = hash_fn
+
+    def __enter__(self) -> Self:
+        context = _current(self)
+        context.__enter__()
+        _entered.contexts = [*getattr(_entered, "contexts", []), context]
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        *outer, context = _entered.contexts
+        _entered.contexts = outer
+        context.__exit__(*exc_info)
+
+    def shard(
+        self,
+        x: jax.Array,
+        axes: Any = NOT_GIVEN,
+        mode: str | int = NOT_GIVEN,
+        dynamic_axes: Any = NOT_GIVEN,
+        auto_correct: bool = True,
+    ) -> jax.Array:
+        """The array, sharded by its semantic axes on the mesh in force.
+
+        With `auto_correct` what does not fit is left out; without it, that is a `ValueError`.
+        """
+        spec = self.resolve(axes, mode, dynamic_axes, x.shape)
+        if auto_correct:
+            sharding = get_corrected_named_sharding(x.shape, spec)
+            return apply_spec(x, sharding.mesh, sharding.spec)
+        mesh = get_incontext_mesh()
+        refuse_misfit(x.shape, spec, mesh)
+        return apply_spec(x, mesh, PartitionSpec(*spec[: len(x.shape)]))
+
+    def resolve(
+        self,
+        axes: Any = NOT_GIVEN,
+        mode: str | int = NOT_GIVEN,
+        dynamic_axes: Any = NOT_GIVEN,
+        shape: Sequence[int] = NOT_GIVEN,
+    ) -> PartitionSpec:
+        """The spec for semantic axes in a mode. `dynamic_axes`, if given, brings both.
+
+        An integer mode names a dimension of `shape`: of size 1 it means decoding, else training.
+        """
+        if dynamic_axes is NOT_GIVEN or dynamic_axes is None:
+            dynamic_axes = axes if _is_dynamic(axes) else None
+        if dynamic_axes is not None:
+            axes, mode = dynamic_axes.axes, dynamic_axes.mode
+        if axes is NOT_GIVEN or mode is NOT_GIVEN:
+            raise ValueError("give axes and mode, or dynamic_axes, which holds both")
+        if isinstance(mode, int):
+            if shape is NOT_GIVEN:
+                raise ValueError(f"mode={mode} names a dimension: pass shape=... too")
+            mode = MODE_DECODE if shape[mode] == 1 else MODE_TRAIN
+        return self.paxis.resolve_spec(axes, mode)
+
+    def __repr__(self) -> str:
+        return "PartitionManager(...)"
+
+
+def get_current_partition_manager() -> PartitionManager | None:
+    """The manager whose `with` block this thread is in, if any."""
+    return _current.value
+
+
+def get_partition_manager() -> PartitionManager | None:
+    """The manager constructed last, in any thread."""
+    return _last_created
+
+
+def apply_logical_sharding(
+    x: jax.Array,
+    partition_manager: PartitionManager | None = NOT_GIVEN,
+    axes: Any = NOT_GIVEN,
+    mode: str | int = NOT_GIVEN,
+    dynamic_axes: Any = NOT_GIVEN,
+    auto_correct: bool = True,
+) -> jax.Array:
+    """`shard` by the manager given, else the one entered, else the one constructed last."""
+    manager = partition_manager
+    if manager is NOT_GIVEN or manager is None:
+        manager = get_current_partition_manager() or get_partition_manager()
+    if manager is None:
+        raise ValueError(
+            "No PartitionManager is available. Provide `partition_manager` or use "
+            "`with PartitionManager(...)`."
+        )
+    return manager.shard(x, axes, mode, dynamic_axes, auto_correct)
+
+
+def _is_dynamic(axes: Any) -> bool:
+    if isinstance(axes, type):
+        return issubclass(axes, DynamicShardingAxes)
+    return isinstance(axes, tuple) and hasattr(axes, "_fields")
