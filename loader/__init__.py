@@ -13,6 +13,12 @@ from loader.order import BlockShuffle as BlockShuffle
 from loader.order import Order as Order
 from loader.order import Sequential as Sequential
 from loader.order import Shuffle as Shuffle
+from loader.partition import PartitionAxis as PartitionAxis
+from loader.partition import PartitionManager as PartitionManager
+from loader.prefetch import DevicePrefetcher as DevicePrefetcher
+from loader.sharder import MeshSharder as MeshSharder
+from loader.sharder import SharderModule as SharderModule
+from loader.sharder import SharderModuleConfig as SharderModuleConfig
 from loader.sources import ArrayRecordSource as ArrayRecordSource
 from loader.sources import ArraySource as ArraySource
 from loader.sources import GrainSource as GrainSource

@@ -6,6 +6,7 @@ digest per field of the fingerprint, and a checksum over all of that. It holds n
 devices, workers or prefetch.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from loader.batchers import BatcherModule
 from loader.digest import DIGEST_HEX_DIGITS, describe, digest
+from loader.module import LoaderModule
 from loader.operator import HostOperator
 from loader.order import Order
 from loader.sources.source import fingerprint as source_fingerprint
@@ -29,8 +31,7 @@ _TYPES = {
     "fingerprint": dict,
     "checksum": str,
 }
-_MOST_DATA_FIELDS = 8
-_LONGEST_FIELD_NAME = 24
+_LONGEST_FIELD_NAMES = 160  # bytes of JSON: more than that, and the data is one field
 _LARGEST_COUNT = 2**63
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -44,13 +45,22 @@ class Fingerprint:
     def __init__(
         self, source: Any, order: Order, operators: Sequence[HostOperator], batcher: BatcherModule
     ) -> None:
-        self._values = {
-            **_data_fields(source_fingerprint(source)),
+        # Described now, before running can change them; the data, which must be read, when asked.
+        self._source = source
+        self._settings = {
             **_order_fields(order),
-            "operators": [describe(operator) for operator in operators],
-            "batcher": {"class": describe(type(batcher)), "config": describe(batcher.config)},
+            "operators": [_describe_operator(operator) for operator in operators],
+            "batcher": batcher.fingerprint(),
         }
-        self.digests = {name: digest(value) for name, value in self._values.items()}
+
+    @functools.cached_property
+    def _values(self) -> dict[str, Any]:
+        return {**_data_fields(source_fingerprint(self._source)), **self._settings}
+
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """The digest of each field. The first time, this reads a few records."""
+        return {name: digest(value) for name, value in self._values.items()}
 
     def refuse_differences(self, saved: Mapping[str, str], allowed: Iterable[str]) -> None:
         """Raise `ValueError` for every field that differs and is not allowed to."""
@@ -158,9 +168,16 @@ def _covers(name: str, field: str) -> bool:
 
 
 def _data_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    if len(values) > _MOST_DATA_FIELDS or any(len(n) > _LONGEST_FIELD_NAME for n in values):
+    if len(json.dumps(list(values))) > _LONGEST_FIELD_NAMES:
         return {"data": dict(values)}
     return {f"data.{name}": value for name, value in values.items()}
+
+
+def _describe_operator(operator: HostOperator) -> Any:
+    if isinstance(operator, LoaderModule):
+        version = getattr(operator, "version", None)
+        return [describe(type(operator)), describe(operator.config), version]
+    return describe(operator)
 
 
 def _order_fields(order: Order) -> dict[str, Any]:

@@ -1,19 +1,21 @@
-"""The whole flow on one page: source, order, read, operators, batcher, device, loop.
+"""The whole flow on one page: source, order, read, operators, batcher, sharder, prefetch, loop.
 
 The batch of a step is computed from the step alone, so where a loader is comes down to one number.
 Everything else here is bookkeeping around it: what the variables show, what the state says, when
-threads start and stop.
+threads start and stop. Every batch travels with its step; one that is not the step awaited (an
+interrupt struck in between) is thrown away and made again.
 """
 
 import dataclasses
-import weakref
+import operator
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-import grain
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from loader.batchers import BatcherModule, PadBatcher
 from loader.checkpoint import Fingerprint, check_document, make_document
@@ -21,27 +23,30 @@ from loader.host_work import HostWork
 from loader.module import CheckpointableIteratorModule, LoaderModule, LoaderModuleConfig
 from loader.operator import HostOperator
 from loader.order import Order, Sequential
-from loader.placement import narrow_for_device
+from loader.placement import Placement
 from loader.plan import Plan, Remainder
+from loader.prefetch import Ahead
+from loader.sharder import MeshSharder, SharderModule, placement_on_default_device
 from loader.sources import as_source
-from loader.spec import VALID_MASK, narrowed, refuse_mask_key
-from loader.workers import HostBatches, Threads
+from loader.spec import VALID_MASK, refuse_mask_key, x64_enabled
+from loader.workers import HostBatches, HostStream, Threads
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Cursor:
     """Where a loader is. The one mutable thing in it; plain, so that moving it costs nothing."""
 
     step: int = 0
     ended: bool = False  # StopIteration was delivered: the next iter() starts again
-    batches: grain.DatasetIterator[Any] | None = None  # host batches from `step` on, if under way
-    close_at_exit: Any = None  # closes `batches` should the loader be forgotten
+    running: "HostStream | _Placed | None" = None  # batches under way, on the host or on devices
 
 
 class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
     """Batches for a training loop, each a function of (data, configuration, step).
 
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.
+    Batches go onto `mesh`, its data axes splitting the rows, or where `sharder` says; without
+    either, onto the default device. A thread keeps `prefetch` of them ahead; 0 for no thread.
     A loader is its own iterator: it goes on where it is, and starts again once it has ended.
     """
 
@@ -55,9 +60,12 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         remainder: Remainder = "pad",
         steps: int | None = None,
         microbatches: int | None = None,
-        operators: Sequence[HostOperator] = (),
+        operators: Iterable[HostOperator] = (),
         batcher: BatcherModule | None = None,
+        mesh: Mesh | None = None,
+        sharder: SharderModule | None = None,
         workers: Threads | None = None,
+        prefetch: int = 2,
         config: LoaderModuleConfig | None = None,
         rngs: nnx.Rngs | None = None,
         name: str | None = None,
@@ -65,15 +73,24 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         super().__init__(config or LoaderModuleConfig(), rngs=rngs, name=name)
         source = as_source(source)
         plan = Plan(len(source), batch_size, epochs, remainder, steps)
-        self.batcher = batcher if batcher is not None else PadBatcher()
-        self.workers = workers if workers is not None else Threads(0)
-        _check_stages(self, plan, microbatches, operators)
-        if hasattr(source, "record_spec") and not operators and self.batcher.pads:
-            refuse_mask_key(source.record_spec())
-        order = order if order is not None else Sequential()
+        operators = tuple(operators)
+        order = Sequential() if order is None else order
+        if mesh is not None and sharder is not None:
+            raise ValueError("mesh and sharder are both given: a MeshSharder has its mesh already")
+        self.batcher = PadBatcher() if batcher is None else batcher
+        self.sharder = MeshSharder(mesh) if mesh is not None else sharder
+        self.workers = Threads(0) if workers is None else workers
+        self.prefetch = prefetch
+        _check_stages(self, plan, order, microbatches, operators)
         self._work = HostWork(source, order, plan, operators, self.batcher, microbatches)
+        self._fingerprint = Fingerprint(source, order, operators, self.batcher)
         self._cursor = _Cursor()
-        self._fingerprint: Fingerprint | None = None
+        self._placements: dict[bool, Placement] = {}  # with jax_enable_x64, and without
+        if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
+            if not operators:  # which may rename it
+                refuse_mask_key(source.record_spec())
+            if self.sharder is not None:
+                self._placement()
 
     # Iteration
 
@@ -83,21 +100,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         return self
 
     def __next__(self) -> dict[str, Any]:
-        step = self._cursor.step
-        host_batch = self._next_host_batch()
-        try:
-            batch = self._place(host_batch, step)
-        except Exception:
-            self._move(self.plan, step)
-            raise
-        self._delivered(step, host_batch)
-        return batch
+        return self._deliver(_Placed)
 
     def host_batches(self) -> Iterator[Any]:
         """Numpy batches of this process's rows, from where the loader is; moves it along."""
         iter(self)
         while not self._at_end():
-            yield self._deliver_host_batch()  # unnamed here, so that it is freed when dropped there
+            yield self._deliver(HostStream)  # unnamed, so that it is freed when dropped there
         self._finish()
 
     def by_epoch(self) -> Iterator["Epoch"]:
@@ -108,43 +117,69 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         iter(self)
         while not self._at_end():
             step = self._cursor.step
-            yield Epoch(self, self.plan.epoch(step), step, self.plan.epoch_end(step))
+            epoch = Epoch(self, self.plan.epoch(step), step, self.plan.epoch_end(step))
+            yield epoch
+            if self._cursor.step == step:
+                raise RuntimeError(
+                    f"no batch of epoch {epoch.index} was taken, so the next epoch cannot begin: "
+                    "iterate over it, or skip it with loader.seek(epoch.end_step)"
+                )
         self._finish()
 
-    def _deliver_host_batch(self) -> Any:
-        step = self._cursor.step
-        batch = self._next_host_batch()
-        self._delivered(step, batch)
-        return batch
+    def start(self) -> None:
+        """Begin to prefetch now, for example while the model is being restored."""
+        if not self._at_end():
+            self._running(_Placed)
 
-    def _next_host_batch(self) -> Any:
-        """The host batch of the cursor's step, which stays where it is."""
-        cursor = self._cursor
+    def _deliver(self, kind: "type[HostStream] | type[_Placed]") -> Any:
+        """The batch of the cursor's step, after which the loader is one further."""
         if self._at_end():
             self._finish()
             raise StopIteration
-        if cursor.batches is None:
-            cursor.batches = self.workers.iterate(self.to_grain(), cursor.step)
-            cursor.close_at_exit = weakref.finalize(self, cursor.batches.close)
         try:
-            return next(cursor.batches)
+            step, batch, *counts = next(self._running(kind))
+            if step != self._cursor.step:
+                self.close()
+                step, batch, *counts = next(self._running(kind))
         except BaseException:
-            self.close()  # Grain has moved on by one: asked again, the same batch must come
+            self.close()  # whatever is under way has moved on: asked again, the same batch comes
             raise
+        assert step == self._cursor.step, (step, self._cursor.step)
+        self._delivered(step, *(counts or _rows_applied_and_masked(batch, self._work)))
+        return batch
 
-    def _delivered(self, step: int, batch: Any) -> None:
+    def _running(self, kind: "type[HostStream] | type[_Placed]") -> "HostStream | _Placed":
+        running = self._cursor.running
+        if kind is HostStream:
+            if isinstance(running, HostStream):
+                return running
+            self.close()
+            running = self.workers.stream(self.to_grain(), self._cursor.step)
+        else:
+            placement = self._placement()
+            if isinstance(running, _Placed) and running.placement is placement:
+                return running
+            self.close()
+            stream = self.workers.stream(self.to_grain(), self._cursor.step)
+            running = _Placed(stream, placement, self._work, self.prefetch)
+        self._cursor.running = running
+        return running
+
+    def _delivered(self, step: int, applied: int, masked: int) -> None:
         """Note that the batch of this step is now the consumer's."""
-        self._cursor.step = step + 1
         start, stop = self.plan.span(step)
         self.epoch.set_value(start // self.plan.num_records)
         self.position.set_value(stop)
         self.idx.set_value(step)
         self.current.set_value((start, stop - 1))
-        mask = batch.get(VALID_MASK) if isinstance(batch, dict) else None
-        rows = self.plan.batch_size if mask is None else mask.size
-        applied = rows if mask is None else int(np.count_nonzero(mask))
-        for stage in (self, self.batcher):
-            stage.count(applied=applied, skipped=rows - applied)
+        self.count(applied, masked)
+        for stage in self._stages():
+            stage.count(applied, masked)
+        self._cursor.step = step + 1
+
+    def _stages(self) -> list[LoaderModule]:
+        stages = (*self._work.operators, self.batcher, self.sharder)
+        return [stage for stage in stages if isinstance(stage, LoaderModule)]
 
     def _at_end(self) -> bool:
         end = self.plan.end
@@ -176,29 +211,43 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         return True
 
     def batch_spec(self) -> Any:
-        """The spec of every batch as the loop sees it, known before anything is placed."""
-        return narrowed(self._work.batch_spec())
+        """The spec of every batch as the loop sees it, shardings included."""
+        return self._placement().spec
 
     def batch_at(self, step: int) -> dict[str, Any]:
         """The batch of any step, wherever the loader is; it does not move."""
-        self._check_step(step, last_exclusive=self.plan.end)
-        return self._place(self._work.batch_rows(step), step)
+        step = self._checked_step(step, after_the_end=0)
+        placement = self._placement()
+        return _place(self._work.batch_rows(step, placement.rows), step, placement, self._work)
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
-        return HostBatches(self._work)
+        return HostBatches(self._work, None if self.sharder is None else self._placement().rows)
 
-    def _place(self, host_batch: Any, step: int) -> dict[str, Any]:
-        start, stop = self.plan.span(step)
-        batch = narrow_for_device(host_batch, lambda row: int(self._work.records(start, stop)[row]))
-        return jax.device_put(batch)
+    def explain(self) -> str:
+        """Print, and return, a table of where each leaf goes and what of it is read here."""
+        header = ["leaf", "shape", "dtype", "spec", "on a device", "rows read here", "bytes a step"]
+        lines = [header, *self._placement().table()]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        rows = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
+        rows.insert(1, "  ".join("-" * width for width in widths))
+        table = "\n".join(row.rstrip() for row in rows)
+        print(table)
+        return table
+
+    def _placement(self) -> Placement:
+        x64 = x64_enabled()
+        if x64 not in self._placements:
+            spec, plan = self._work.batch_spec(), self.plan
+            place = placement_on_default_device if self.sharder is None else self.sharder.placement
+            self._placements[x64] = place(spec, plan.batch_size, self._work.microbatches)
+        return self._placements[x64]
 
     # Moving
 
     def seek(self, step: int) -> None:
         """Go to a step: its batch comes next."""
-        self._check_step(step, last_exclusive=None if self.plan.end is None else self.plan.end + 1)
-        self._move(self.plan, step)
+        self._move(self.plan, self._checked_step(step, after_the_end=1))
 
     def reset(self) -> None:
         """Go back to the start of a fresh run."""
@@ -212,20 +261,26 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         super().reset()
         if step > 0:
             position = plan.position(step)
+            last = max(position - 1, 0) if step == plan.origin_step else plan.span(step - 1)[0]
+            self.epoch.set_value(last // plan.num_records)
             self.position.set_value(position)
             self.idx.set_value(step - 1)
-            self.epoch.set_value(max(position - 1, 0) // plan.num_records)
 
     def _fresh_plan(self) -> Plan:
         return dataclasses.replace(self.plan, origin_step=0, origin_position=0)
 
-    def _check_step(self, step: int, last_exclusive: int | None) -> None:
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    def _checked_step(self, step: Any, after_the_end: int) -> int:
+        try:
+            number = -1 if isinstance(step, bool) else operator.index(step)
+        except TypeError:
+            number = -1
+        if number < 0:
             raise ValueError(f"a step is an int of at least 0, got {step!r}")
-        if last_exclusive is not None and step >= last_exclusive:
+        if self.plan.end is not None and number >= self.plan.end + after_the_end:
             raise ValueError(f"step {step} lies behind the end: this run has {self.plan.end} steps")
-        if step < self.plan.origin_step:
-            self.plan.span(step)  # raises, and says why
+        if number < self.plan.origin_step:
+            self.plan.span(number)  # raises, and says why
+        return number
 
     # State
 
@@ -238,7 +293,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
             origin=(plan.origin_step, plan.origin_position),
             batch_size=plan.batch_size,
             remainder=plan.remainder,
-            fingerprint=self._own_fingerprint().digests,
+            fingerprint=self._fingerprint.digests,
         )
 
     def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None:
@@ -248,7 +303,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         "data" for all of the data's.
         """
         check_document(state)
-        self._own_fingerprint().refuse_differences(state["fingerprint"], allow_changes)
+        self._fingerprint.refuse_differences(state["fingerprint"], allow_changes)
         step, position = state["step"], state["position"]
         kept, moved = (
             dataclasses.replace(self.plan, origin_step=at[0], origin_position=at[1])
@@ -258,21 +313,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         same = same and step >= kept.origin_step and kept.position(step) == position
         self._move(kept if same else moved, step)
 
-    def _own_fingerprint(self) -> Fingerprint:
-        if self._fingerprint is None:
-            work = self._work
-            self._fingerprint = Fingerprint(work.source, work.order, work.operators, work.batcher)
-        return self._fingerprint
-
     # Lifecycle
 
     def close(self) -> None:
         """Stop threads. The loader stays where it is; iterating again starts them again."""
-        cursor = self._cursor
-        if cursor.batches is not None:
-            cursor.close_at_exit.detach()
-            cursor.batches.close()
-            cursor.batches = cursor.close_at_exit = None
+        running, self._cursor.running = self._cursor.running, None
+        if running is not None and (still := running.close()):
+            warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> Self:
         return self
@@ -287,10 +334,73 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         new._work = self._work.replaced(batcher=new.batcher)
         return new
 
+    def __copy__(self) -> Self:
+        return self.clone()
+
+    def __deepcopy__(self, memo: Any = None) -> Self:
+        return self.clone()
+
+
+class _Placed:
+    """Placed batches one after the other, each with its step and its numbers of rows."""
+
+    def __init__(
+        self, stream: HostStream, placement: Placement, work: HostWork, prefetch: int
+    ) -> None:
+        self.placement = placement
+        self._make = _PlaceNext(stream, placement, work, x64_enabled())
+        self._stream = stream
+        self._ahead = (
+            Ahead(self._make, stream.close, prefetch, "gristmill-prefetch") if prefetch else None
+        )
+
+    def __next__(self) -> tuple[int, Any, int, int]:
+        return self._make() if self._ahead is None else self._ahead.take()
+
+    def close(self) -> str | None:
+        if self._ahead is not None:
+            return self._ahead.close()
+        return self._stream.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlaceNext:
+    """What the prefetch thread does. It knows nothing of the loader, which may be forgotten."""
+
+    stream: HostStream
+    placement: Placement
+    work: HostWork
+    x64: bool  # as it is in the consumer's thread, which this may not be
+
+    def __call__(self) -> tuple[int, Any, int, int]:
+        step, host_batch = next(self.stream)
+        counts = _rows_applied_and_masked(host_batch, self.work)
+        if x64_enabled() == self.x64:
+            return step, _place(host_batch, step, self.placement, self.work), *counts
+        with jax.enable_x64(self.x64):
+            return step, _place(host_batch, step, self.placement, self.work), *counts
+
+
+def _place(host_batch: Any, step: int, placement: Placement, work: HostWork) -> Any:
+    start, stop = work.plan.span(step)
+
+    def record_of(row: int) -> int | None:
+        return int(work.records(start, stop)[row]) if row < stop - start else None
+
+    return placement.place(host_batch, record_of)
+
+
+def _rows_applied_and_masked(batch: Any, work: HostWork) -> tuple[int, int]:
+    mask = batch.get(VALID_MASK) if isinstance(batch, dict) else None
+    if mask is None:
+        return work.plan.batch_size, 0
+    applied = int(np.count_nonzero(mask))
+    return applied, mask.size - applied
+
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """The batches of one epoch that are still to come."""
+    """The batches of one epoch that are still to come: steps `first_step` up to `end_step`."""
 
     loader: DataLoader
     index: int
@@ -306,8 +416,24 @@ class Epoch:
 
 
 def _check_stages(
-    loader: DataLoader, plan: Plan, microbatches: int | None, operators: Sequence[HostOperator]
+    loader: DataLoader,
+    plan: Plan,
+    order: Order,
+    microbatches: int | None,
+    operators: Sequence[HostOperator],
 ) -> None:
+    for stage, kind, example in (
+        (loader.batcher, BatcherModule, "batcher=PadBatcher()"),
+        (loader.workers, Threads, "workers=Threads(2)"),
+        (loader.sharder, SharderModule | None, "sharder=MeshSharder(mesh)"),
+    ):
+        if not isinstance(stage, kind):
+            raise TypeError(f"got {stage!r} where an instance is needed, such as {example}")
+    if isinstance(order, type) or not hasattr(order, "records"):
+        raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
+    order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
+    if type(loader.prefetch) is not int or loader.prefetch < 0:
+        raise ValueError(f"prefetch must be an int of at least 0, got {loader.prefetch!r}")
     if not loader.batcher.pads and plan.remainder != "drop":
         raise ValueError(
             f"{type(loader.batcher).__name__} never pads, and remainder={plan.remainder!r} ends "
@@ -320,12 +446,12 @@ def _check_stages(
             f"microbatches must be an int that divides batch_size {plan.batch_size}, "
             f"got {microbatches!r}"
         )
-    for operator in operators:
-        if not callable(operator):
-            raise TypeError(f"an operator is a callable from rows to rows, got {operator!r}")
+    if isinstance(loader.sharder, MeshSharder):
+        loader.sharder.check_batch_size(plan.batch_size, microbatches)
+    for host_operator in operators:
+        if not callable(host_operator):
+            raise TypeError(f"an operator is a callable from rows to rows, got {host_operator!r}")
     for stage in (loader.batcher, *operators):
         if isinstance(stage, LoaderModule):
-            streams = {
-                name for rngs in (loader.rngs, stage.rngs) if rngs is not None for name in rngs
-            }
-            stage.ensure_rng_streams(sorted(streams))
+            rngs = [r for r in (loader.rngs, stage.rngs) if r is not None]
+            stage.ensure_rng_streams(sorted({name for r in rngs for name in r}))

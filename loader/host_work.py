@@ -20,7 +20,7 @@ from loader.plan import Plan
 from loader.sources.source import first_row, read_rows, record_spec
 from loader.spec import (
     Spec,
-    prepend,
+    named_leaves,
     refuse_mask_key,
     refuse_unlike,
     spec_of,
@@ -73,6 +73,14 @@ class HostWork:
             self.microbatches,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: all but what is remembered."""
+        names = ("source", "order", "plan", "operators", "batcher", "microbatches")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
     def batch_rows(self, step: int, rows: Int64s | None = None) -> Any:
         """The batch of this step: all of its rows, or those asked for, in that order."""
         start, stop = self.plan.span(step)
@@ -88,6 +96,7 @@ class HostWork:
                 indices = indices + positions // self.plan.num_records * self.plan.num_records
             stacked, there = read_rows(self.source, indices)
             if there is not None:
+                self._refuse_gaps(there)
                 valid[valid] = there
         if stacked is None:
             stacked = zero_rows(self.row_spec, 0)
@@ -95,7 +104,14 @@ class HostWork:
             stacked = apply_operators(self.operators, stacked)
         batch = self._collate(stacked, valid)
         refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
-        return batch if self.microbatches is None else self._split(batch)
+        return batch if self.microbatches is None else self._split(batch, len(wanted))
+
+    def _refuse_gaps(self, there: np.ndarray) -> None:
+        if not (self.batcher.pads or there.all()):
+            raise ValueError(
+                "the source filters records out (they are None), and "
+                f"{type(self.batcher).__name__} never pads: use PadBatcher(), which masks them"
+            )
 
     def records(self, start: int, stop: int) -> Int64s:
         """The records at positions [start, stop)."""
@@ -115,7 +131,7 @@ class HostWork:
 
     def _compute_block(self, first: int, size: int) -> Int64s:
         positions = np.arange(first, first + size, dtype=np.int64)
-        records = np.asarray(self.order.records(positions, self.plan.num_records))
+        records = np.array(self.order.records(positions, self.plan.num_records))
         if records.dtype != np.int64 or records.shape != positions.shape:
             raise ValueError(
                 f"{self.order} gave {records.dtype}{list(records.shape)} for {positions.size} "
@@ -137,12 +153,12 @@ class HostWork:
         spec = record_spec(self.source)
         if self.operators:
             try:
-                rows = apply_operators(self.operators, zero_rows(spec, 1))
+                with np.errstate(all="ignore"):
+                    rows = apply_operators(self.operators, zero_rows(spec, 1))
             except Exception:  # not made for zeros: an operator may decode, look up, check
                 rows = apply_operators(self.operators, first_row(self.source))
             spec = without_rows(spec_of(rows))
-        if self.batcher.pads:
-            refuse_mask_key(spec)
+        refuse_mask_key(spec)
         return spec
 
     def batch_spec(self) -> Any:
@@ -150,19 +166,29 @@ class HostWork:
         spec = self._spec(self.plan.batch_size)
         if self.microbatches is None:
             return spec
-        per_part = self.plan.batch_size // self.microbatches
-        return prepend(without_rows(spec), self.microbatches, per_part)
+        zeros = jax.tree.map(lambda s: np.broadcast_to(np.zeros((), bool), s.shape), spec)
+        shapes = jax.tree.map(np.shape, self._split(zeros, self.plan.batch_size))
+        return jax.tree.map(lambda s, n: jax.ShapeDtypeStruct(n, s.dtype), spec, shapes)
 
     def _spec(self, rows: int) -> Any:
         if rows not in self._specs:
             told = _depth(self.batcher, "batch_spec")
             if told <= min(_depth(self.batcher, "collate"), _depth(self.batcher, "process")):
-                spec = self.batcher.batch_spec(self.row_spec, batch_size=rows)
+                attempt = functools.partial(self.batcher.batch_spec, self.row_spec, batch_size=rows)
             else:
-                zeros = zero_rows(self.row_spec, rows)
-                spec = spec_of(self._collate(zeros, np.ones(rows, bool)))
+                attempt = functools.partial(self._spec_by_collating, zero_rows(self.row_spec, rows))
+            try:
+                spec = attempt()
+            except Exception:  # not made for zeros, or for None where a text should be
+                first = apply_operators(self.operators, first_row(self.source))
+                spec = self._spec_by_collating(
+                    jax.tree.map(lambda leaf: leaf.repeat(rows, axis=0), first)
+                )
             self._specs[rows] = spec
         return self._specs[rows]
+
+    def _spec_by_collating(self, rows: Any) -> Any:
+        return spec_of(self._collate(rows, np.ones(len(jax.tree.leaves(rows)[0]), bool)))
 
     # Batching
 
@@ -170,17 +196,19 @@ class HostWork:
         if not self._by_process:
             return self.batcher.collate(rows, valid)
         records = unstack(rows)
-        batches = list(self.batcher.process(iter(records), batch_size=len(valid)))
-        if len(batches) != 1:
-            raise ValueError(
-                f"{type(self.batcher).__name__}.process made {len(batches)} batches of "
-                f"{len(records)} records with batch_size={len(valid)}: it must make one"
-            )
-        return batches[0]
+        if not records:  # nothing to process, and a batch all the same
+            return jax.tree.map(lambda s: zero_rows(s, 1)[0], self._spec(len(valid)))
+        return self.batcher.process_one_batch(records, len(valid))
 
-    def _split(self, batch: Any) -> Any:
-        parts = self.microbatches
-        return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+    def _split(self, batch: Any, rows: int) -> Any:
+        """The batch as microbatches: a leading axis over them, on every leaf."""
+        for name, leaf in named_leaves(batch):
+            if getattr(leaf, "shape", ())[:1] != (rows,):
+                raise ValueError(
+                    f"leaf {name!r} has no row for each of the {rows} records of a batch, so it "
+                    "cannot be cut into microbatches: leave out microbatches, or that leaf"
+                )
+        return jax.tree.map(lambda x: x.reshape(self.microbatches, -1, *x.shape[1:]), batch)
 
 
 def _depth(batcher: BatcherModule, method: str) -> int:

@@ -7,43 +7,42 @@ that the state never grows with the data a module works on. Variables that count
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from flax import nnx
 
 from loader.digest import content_key
-from loader.state_tree import Mirror, matching, refuse_other_keys, take, value_of
+from loader.state_tree import IterationCount as IterationCount
+from loader.state_tree import (
+    Mirror,
+    copied,
+    matching,
+    refuse_other_keys,
+    take,
+    value_of,
+)
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class IterationCount(nnx.Variable[Any]):
-    """A counter over an array, so that `nnx` treats it as data and transforms may change it.
+class _Statistics(dict[str, Any]):
+    """A dict of arrays that can be compared and hashed, as static parts of a module must be.
 
-    `nnx.StateAxes({IterationCount: None})` broadcasts counters, `nnx.Carry` carries them.
+    By contents and dtypes: a function compiled for other statistics must not be reused.
     """
 
-    def add(self, amount: int) -> None:
-        """Count on the host: no JAX operation, exact beyond 32 bits."""
-        # Past `set_value`, whose tree copies and trace check cost ten times the counting.
-        total = np.asarray(int(self._raw_value) + amount, np.int64)
-        object.__setattr__(self, "_raw_value", total)
-
-
-class _Statistics(dict[str, Any]):
-    """A dict of arrays that can be compared and hashed, as static parts of a module must be."""
+    @functools.cached_property
+    def _key(self) -> str:
+        return content_key(dict(self))
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Mapping)
-            and self.keys() == other.keys()
-            and all(np.array_equal(self[key], other[key]) for key in self)
-        )
+        return isinstance(other, dict) and self._key == content_key(dict(other))
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  # dict has None
-        return hash(tuple(sorted(self)))
+        return hash(self._key)
 
 
 class _Cache(dict[str, Any]):
@@ -121,7 +120,7 @@ class LoaderModule(nnx.Module):
         stats_fn: Any = self.config.batch_stats_fn
         if stats_fn is None:
             return None
-        stats = self.cached(data, lambda: dict(stats_fn(data)))
+        stats = self.cached(data, lambda: dict(stats_fn(data)), purpose="statistics")
         self._computed_stats.set_value(stats)
         return dict(stats)
 
@@ -143,11 +142,14 @@ class LoaderModule(nnx.Module):
 
     # Cache
 
-    def cached(self, data: Any, compute: Callable[[], Any]) -> Any:
-        """`compute()`, remembered under the contents of `data` when the config says cacheable."""
+    def cached(self, data: Any, compute: Callable[[], Any], purpose: str = "") -> Any:
+        """`compute()`, remembered under the contents of `data` when the config says cacheable.
+
+        A module that computes several things from the same data tells them apart by `purpose`.
+        """
         if self._cache is None:
             return compute()
-        key = content_key(data)
+        key = purpose + content_key(data)
         if key not in self._cache:
             self._cache[key] = compute()
         return self._cache[key]
@@ -169,9 +171,8 @@ class LoaderModule(nnx.Module):
         """A new module of this class with what is given replaced and all else carried over."""
         new = self.clone()
         if config is not None:
-            new.config = config
-            if (new._cache is not None) != config.cacheable:
-                new._cache = _Cache() if config.cacheable else None
+            new.config = config  # what was cached may depend on the old one
+            new._cache = _Cache() if config.cacheable else None
         if rngs is not None:
             new.rngs = rngs
         if name is not None:
@@ -181,6 +182,7 @@ class LoaderModule(nnx.Module):
     def clone(self) -> Self:
         """An independent module with the same state; it owns a copy of the cache."""
         new = nnx.clone(self)
+        new._computed_stats.set_value(copied(self._computed_stats.get_value()))
         if self._cache is not None:
             new._cache = _Cache(self._cache)
         return new
@@ -195,7 +197,7 @@ class LoaderModule(nnx.Module):
             inner = nested
             for key in parents:
                 inner = inner.setdefault(key, {})
-            inner[last] = value_of(variable)
+            inner[last] = copied(value_of(variable))
         return nested
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -208,7 +210,9 @@ class LoaderModule(nnx.Module):
                 (path, matching(path, variable, take(state, path))) for path, variable in variables
             ]
             refuse_other_keys(state, {path for path, _ in variables})
-        except ValueError as error:
+            if not isinstance(state["_computed_stats"], dict | None):
+                raise ValueError("_computed_stats is neither a dict nor None")
+        except (ValueError, TypeError) as error:
             raise ValueError(
                 f"The state is structurally incompatible with this {type(self).__name__}: {error}. "
                 "Restore it into a module made with the same configuration"

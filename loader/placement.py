@@ -1,7 +1,11 @@
-"""Host batches onto devices: what may go there, and in which dtype.
+"""Host batches onto devices: which rows are needed here, in which dtypes, and where leaves go.
 
-JAX narrows 64-bit values without a word. Here a float does as JAX does, and an integer is narrowed
-only if its value survives.
+The rows a process needs follow from the shardings themselves, leaf by leaf, so they are right on
+any mesh; arrays are assembled from them without a collective. JAX narrows 64-bit values without a
+word: here a float does as JAX does, and an integer is narrowed only if its value survives.
+
+A buffer that has been placed may be aliased by JAX. It is never written again, and no array serves
+two batches.
 """
 
 from collections.abc import Callable
@@ -10,36 +14,159 @@ from typing import Any
 import jax
 import numpy as np
 
-from loader.spec import device_dtype, named_leaves
+from loader.permutation import Int64s
+from loader.spec import Spec, device_dtype, named_leaves, narrowed
 
 
-def narrow_for_device(batch: Any, record_of: Callable[[int], int]) -> Any:
-    """The batch with dtypes that a device has; `record_of` names the record of a row.
+class Placement:
+    """Where every leaf of a batch goes.
 
-    Raises `ValueError` for an integer that does not fit, and for what no device can hold.
+    `spec` is that of the whole batch as the host gives it; `shardings` mirrors it, or is None for
+    the default device.
     """
-    leaves = []
-    for name, leaf in named_leaves(batch):
-        leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufcV":
-            raise ValueError(
-                f"leaf {name!r} holds {leaf.dtype} values, which no device can: turn it into "
-                "numbers or take it out with an operator, or iterate over loader.host_batches()"
+
+    def __init__(
+        self, spec: Spec, batch_size: int, microbatches: int | None, shardings: Any = None
+    ) -> None:
+        self._host_spec = spec
+        parts = () if microbatches is None else (microbatches,)
+        self._rows_shape = (*parts, batch_size // (microbatches or 1))
+        self.shardings = shardings
+        self.spec = narrowed(spec)
+        if shardings is not None:
+            self.spec = jax.tree.map(
+                lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at),
+                self.spec,
+                shardings,
             )
-        dtype = device_dtype(leaf.dtype)
-        if leaf.dtype != dtype:
-            small = leaf.astype(dtype)
-            if leaf.dtype.kind in "iu" and not np.array_equal(small, leaf):
-                raise _too_large(name, leaf, small, record_of)
-            leaf = small
-        leaves.append(leaf)
-    return jax.tree.unflatten(jax.tree.structure(batch), leaves)
+        self._names = [name for name, _ in named_leaves(self.spec)]
+        self._leaves, self._tree = jax.tree.flatten(self.spec)
+        self._columns = self._needed_columns()
+
+    @property
+    def rows(self) -> Int64s | None:
+        """The rows of a batch that this process needs, ascending; None for all of them."""
+        if self._columns is None:
+            return None
+        starts = np.arange(np.prod(self._rows_shape[:-1], dtype=int)) * self._rows_shape[-1]
+        return (starts[:, None] + self._columns).ravel()
+
+    def place(self, host_batch: Any, record_of: Callable[[int], int | None]) -> Any:
+        """The rows of this process, as arrays of the whole batch.
+
+        `record_of` names the record of a row, for an error.
+        """
+        leaves = self._narrowed(jax.tree.leaves(host_batch), record_of)
+        if self.shardings is None:
+            placed = jax.device_put(leaves)
+        else:
+            placed = [self._place_leaf(*pair) for pair in zip(leaves, self._leaves, strict=True)]
+        return jax.tree.unflatten(self._tree, placed)
+
+    def _narrowed(
+        self, leaves: list[Any], record_of: Callable[[int], int | None]
+    ) -> list[np.ndarray | jax.Array]:
+        """The leaves in the dtypes of the spec. `ValueError` for an integer that does not fit."""
+        narrow = []
+        for number, (leaf, spec) in enumerate(zip(leaves, self._leaves, strict=True)):
+            leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+            if device_dtype(spec.dtype) is None:
+                raise ValueError(
+                    f"leaf {self._names[number]!r} holds {leaf.dtype} values, which no device can: "
+                    "turn it into numbers or take it out with an operator, or iterate over "
+                    "loader.host_batches()"
+                )
+            if leaf.dtype != spec.dtype:
+                small = leaf.astype(spec.dtype)
+                if leaf.dtype.kind in "iu" and not np.array_equal(small, leaf):
+                    raise self._does_not_fit(self._names[number], leaf, small, record_of)
+                leaf = small
+            narrow.append(leaf)
+        return narrow
+
+    def _does_not_fit(
+        self, name: str, leaf: Any, small: Any, record_of: Callable[[int], int | None]
+    ) -> ValueError:
+        where = tuple(np.argwhere(small != leaf)[0].tolist())
+        rows_shape = self._rows_shape
+        if self._columns is not None:
+            rows_shape = (*rows_shape[:-1], self._columns.size)
+        record = None
+        if leaf.shape[: len(rows_shape)] == rows_shape:
+            row = int(np.ravel_multi_index(where[: len(rows_shape)], rows_shape))
+            record = record_of(row if self.rows is None else int(self.rows[row]))
+        return ValueError(
+            f"leaf {name!r}{'' if record is None else f' of record {record}'} holds {leaf[where]}, "
+            f"which does not fit {small.dtype}: use smaller values, cast the leaf to a float with "
+            "an operator, or turn on jax_enable_x64"
+        )
+
+    def table(self) -> list[list[str]]:
+        """A line per leaf: name, shape, dtype, spec, shape on a device, rows read, bytes a step."""
+        lines = []
+        for (name, host), placed in zip(
+            named_leaves(self._host_spec), jax.tree.leaves(self.spec), strict=True
+        ):
+            sharding = placed.sharding
+            narrowing = "" if host.dtype == placed.dtype else f"{host.dtype} -> "
+            on_device = sharding.shard_shape(placed.shape) if sharding else placed.shape
+            size = np.dtype(placed.dtype).itemsize if isinstance(placed.dtype, np.dtype) else 8
+            lines.append(
+                [
+                    name,
+                    str(placed.shape),
+                    f"{narrowing}{placed.dtype}",
+                    str(sharding.spec) if sharding else "default device",
+                    str(on_device),
+                    _ranges(self.rows, int(np.prod(self._rows_shape))),
+                    f"{int(np.prod(placed.shape)) * size:,}",
+                ]
+            )
+        return lines
+
+    def _needed_columns(self) -> Int64s | None:
+        """Along the row axis: the union of what the devices of this process hold of any leaf."""
+        if self.shardings is None:
+            return None
+        axis, count = len(self._rows_shape) - 1, self._rows_shape[-1]
+        needed = np.zeros(count, bool)
+        unaligned = []
+        for name, leaf in named_leaves(self.spec):
+            if leaf.shape[: axis + 1] != self._rows_shape:
+                unaligned.append(name)
+                continue
+            for index in leaf.sharding.addressable_devices_indices_map(leaf.shape).values():
+                needed[index[axis]] = True
+        if needed.all():
+            return None
+        if unaligned:
+            raise ValueError(
+                f"leaves {unaligned} have no row for each record, so they cannot be made from the "
+                "rows of one process: compute them in the step, or replicate the batch with P()"
+            )
+        return np.flatnonzero(needed)
+
+    def _place_leaf(self, leaf: Any, spec: jax.ShapeDtypeStruct) -> jax.Array:
+        sharding = spec.sharding
+        if not isinstance(leaf, np.ndarray):
+            return jax.device_put(leaf, sharding)  # PRNG keys
+        if self._columns is None:
+            return jax.make_array_from_callback(spec.shape, sharding, leaf.__getitem__)
+        axis, columns = len(self._rows_shape) - 1, self._columns
+
+        def piece(index: Any) -> np.ndarray:
+            # What a device holds is a run of rows, all of them read, so a run of ours too.
+            start, stop, _ = index[axis].indices(spec.shape[axis])
+            first = int(np.searchsorted(columns, start))
+            return leaf[*index[:axis], first : first + stop - start, *index[axis + 1 :]]
+
+        return jax.make_array_from_callback(spec.shape, sharding, piece)
 
 
-def _too_large(name: str, leaf: Any, small: Any, record_of: Callable[[int], int]) -> ValueError:
-    where = tuple(np.argwhere(small != leaf)[0].tolist())
-    return ValueError(
-        f"leaf {name!r} of record {record_of(where[0])} holds {leaf[where]}, which does not fit "
-        f"{small.dtype}: use smaller values, cast the leaf to a float with an operator, or turn on "
-        "jax_enable_x64"
-    )
+def _ranges(rows: Int64s | None, count: int) -> str:
+    """Row numbers as people write them: `0-3, 8-11`."""
+    if rows is None:
+        return f"all {count}"
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    texts = [f"{run[0]}-{run[-1]}" if run.size > 1 else str(run[0]) for run in runs]
+    return ", ".join(texts if len(texts) <= 4 else [*texts[:3], f"... ({rows.size} in all)"])

@@ -9,6 +9,8 @@ import dataclasses
 import functools
 from typing import Literal, get_args
 
+import numpy as np
+
 Remainder = Literal["pad", "drop", "carry"]
 
 
@@ -37,6 +39,9 @@ class Plan:
             value = getattr(self, field)
             if value is None and field != "batch_size":
                 continue
+            if isinstance(value, np.integer):
+                object.__setattr__(self, field, int(value))
+                value = int(value)
             if type(value) is not int or value < least:
                 raise ValueError(
                     f"{field} must be an int of at least {least}"

@@ -67,25 +67,40 @@ def narrowed(spec: Spec) -> Spec:
     """The spec as a device sees it: 64-bit numbers become 32-bit ones unless x64 is enabled."""
 
     def narrow(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(s.shape, device_dtype(s.dtype))
+        return jax.ShapeDtypeStruct(s.shape, device_dtype(s.dtype) or s.dtype)
 
     return jax.tree.map(narrow, spec)
 
 
 def device_dtype(dtype: Any) -> Any:
-    """The dtype that JAX gives to values of this one."""
-    plain = isinstance(dtype, np.dtype) and dtype.kind in "biufc"
-    return jax.dtypes.canonicalize_dtype(dtype) if plain else dtype
+    """The dtype in which JAX holds values of this one; None if it holds no such values."""
+    if not isinstance(dtype, np.dtype):
+        return dtype  # PRNG keys
+    numeric = jnp.issubdtype(dtype, np.number) or dtype == np.bool_
+    if not numeric or dtype in (np.dtype(np.longdouble), np.dtype(np.clongdouble)):
+        return None
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+def x64_enabled() -> bool:
+    """Whether JAX keeps 64-bit values in this thread."""
+    return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+
+
+def is_text(dtype: Any) -> bool:
+    """Whether values of this dtype are texts, bytes or other Python objects."""
+    return isinstance(dtype, np.dtype) and dtype.kind in "OUS"
 
 
 def zero_rows(spec: Spec, count: int) -> Any:
-    """`count` rows of zeros (None for texts) that look like records of this spec."""
+    """`count` rows of zeros (None for objects) that look like records of this spec."""
 
     def zeros(s: jax.ShapeDtypeStruct) -> Any:
         if not isinstance(s.dtype, np.dtype):  # PRNG keys
             return jnp.broadcast_to(jax.random.key(0), (count, *s.shape))
-        filler = None if s.dtype.hasobject else 0
-        return np.full((count, *s.shape), filler, s.dtype)
+        if s.dtype.hasobject:
+            return np.full((count, *s.shape), None)
+        return np.zeros((count, *s.shape), s.dtype)
 
     return jax.tree.map(zeros, spec)
 
@@ -96,7 +111,8 @@ def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
     expected, expected_tree = jax.tree.flatten(spec)
     if tree == expected_tree:
         for leaf, s in zip(leaves, expected, strict=True):
-            if getattr(leaf, "shape", ()) != s.shape or getattr(leaf, "dtype", object) != s.dtype:
+            like = leaf if hasattr(leaf, "dtype") else spec_of(leaf)
+            if like.shape != s.shape or like.dtype != s.dtype:
                 break
         else:
             return

@@ -12,6 +12,22 @@ import numpy as np
 from flax import nnx
 
 
+class IterationCount(nnx.Variable[Any]):
+    """A counter over an array, so that `nnx` treats it as data and transforms may change it.
+
+    `nnx.StateAxes({IterationCount: None})` broadcasts counters, `nnx.Carry` carries them.
+    """
+
+    def add(self, amount: int) -> None:
+        """Count on the host: no JAX operation, and 64 bits wide.
+
+        A counter that passes through jit comes out as wide as JAX's integers are.
+        """
+        # Past `set_value`, whose tree copies and trace check cost ten times the counting.
+        total = np.asarray(int(self._raw_value) + amount, np.int64)
+        object.__setattr__(self, "_raw_value", total)
+
+
 class Mirror(nnx.Variable[Any]):
     """A variable that repeats, for people to read, a number whose truth is kept elsewhere."""
 
@@ -54,16 +70,29 @@ def matching(path: tuple[Any, ...], variable: Any, value: Any) -> Any:
         _refuse_unlike(path, variable, value)
         return value
     old = variable.get_value()
-    # Plain variables and mirrors may be empty: None takes any value, and any value may become None.
-    may_be_empty = type(variable) in (nnx.Variable, Mirror)
-    if not (may_be_empty and (_is_empty(old) or _is_empty(value))):
+    # Counters and random streams always have a value; other variables may be without one. Reset
+    # statistics are {}, as empty as None.
+    always_full = isinstance(variable, IterationCount | nnx.RngState)
+    if isinstance(variable, IterationCount) and _is_integer(old) and _is_integer(value):
+        pass  # as wide as numpy's or, after jit, JAX's integers
+    elif always_full or not (_is_empty(old, value) or _is_empty(value, old)):
         _refuse_unlike(path, old, value)
-    return variable.replace(jax.tree.map(lambda leaf: leaf, value))
+    return variable.replace(copied(value))
 
 
-def _is_empty(value: Any) -> bool:
-    # {} is what reset statistics look like: as empty as None.
-    return value is None or (isinstance(value, dict) and not value)
+def copied(value: Any) -> Any:
+    """The value with arrays of its own: what one side writes into, the other does not see."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, value)
+
+
+def _is_empty(value: Any, other: Any) -> bool:
+    return value is None or (
+        value == {} if isinstance(value, dict) and isinstance(other, dict) else False
+    )
+
+
+def _is_integer(value: Any) -> bool:
+    return np.shape(value) == () and np.asarray(value).dtype.kind in "iu"
 
 
 def _refuse_unlike(path: tuple[Any, ...], old: Any, new: Any) -> None:
@@ -78,12 +107,11 @@ def _refuse_unlike(path: tuple[Any, ...], old: Any, new: Any) -> None:
 
 def _shape_and_dtype(leaf: Any) -> str:
     array = leaf if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf)
-    dtype = array.dtype
-    if isinstance(dtype, np.dtype):
-        if dtype.kind in "US":
-            return "text"
-        # A counter that went through jit is 32 bits wide where x64 is off: still the same counter.
-        dtype = dtype if dtype.hasobject else jax.dtypes.canonicalize_dtype(dtype)
+    kind = getattr(array.dtype, "kind", "")
+    if kind in ("U", "S"):
+        return "text"
+    # A Python number that went through jit is a 32-bit array where x64 is off.
+    dtype = array.dtype if hasattr(leaf, "dtype") else jax.dtypes.canonicalize_dtype(array.dtype)
     return f"{dtype}{list(array.shape)}"
 
 

@@ -4,7 +4,7 @@ A `StructuralModule` is deterministic, or says in its config from which random s
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from flax import nnx
 
@@ -43,10 +43,24 @@ class StructuralModule(LoaderModule):
         name: str | None = None,
     ) -> None:
         super().__init__(config, rngs=rngs, name=name)
-        if config.stochastic and rngs is None:
+        self._check_rngs()
+
+    def copy(
+        self,
+        *,
+        config: LoaderModuleConfig | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> Self:
+        new = super().copy(config=config, rngs=rngs, name=name)
+        new._check_rngs()
+        return new
+
+    def _check_rngs(self) -> None:
+        if self.config.stochastic and self.rngs is None:
             raise ValueError(
                 f"{type(self).__name__} is stochastic and has no rngs: pass "
-                f"rngs=nnx.Rngs({config.stream_name}=seed)"
+                f"rngs=nnx.Rngs({self.config.stream_name}=seed)"
             )
 
     @property

@@ -2,7 +2,8 @@
 
 import dataclasses
 import sys
-from typing import Any
+import weakref
+from typing import Any, Self
 
 import grain
 
@@ -25,7 +26,13 @@ class HostBatches(grain.MapDataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return self._work.batch_rows(index % len(self), self._rows)
+        if not len(self):
+            raise IndexError("a run of no steps has no batches")
+        step = index % len(self)
+        try:
+            return self._work.batch_rows(step, self._rows)
+        except StopIteration as error:  # which would look like the end of the run
+            raise RuntimeError(f"batch {step}: a source or an operator raised it") from error
 
     def __str__(self) -> str:
         return f"HostBatches({self._work.source!r}, batch_size={self._work.plan.batch_size})"
@@ -41,10 +48,32 @@ class Threads:
         if type(self.count) is not int or self.count < 0:
             raise ValueError(f"Threads: count must be an int of at least 0, got {self.count!r}")
 
-    def iterate(self, batches: HostBatches, step: int) -> grain.DatasetIterator[Any]:
+    def stream(self, batches: HostBatches, step: int) -> "HostStream":
         """The batches from this step on."""
         # A batch in the making per thread, and one more each: Grain's default would hold 500.
         options = grain.ReadOptions(num_threads=self.count, prefetch_buffer_size=2 * self.count)
         iterator = iter(batches.to_iter_dataset(options))
         iterator.set_state({"next_index": step})
-        return iterator
+        return HostStream(iterator, step)
+
+
+class HostStream:
+    """Host batches one after the other, each with its step. Once it has failed, it is of no use."""
+
+    def __init__(self, iterator: grain.DatasetIterator[Any], step: int) -> None:
+        self._iterator = iterator
+        self._step = step
+        # Grain's threads must not outlive this, nor be alive when the interpreter exits.
+        self._finalizer = weakref.finalize(self, iterator.close)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        batch = next(self._iterator)
+        step, self._step = self._step, self._step + 1
+        return step, batch
+
+    def close(self) -> None:
+        """End Grain's threads."""
+        self._finalizer()

@@ -252,7 +252,7 @@ def test_a_state_must_be_a_dict():
         (lambda s: s.update(more=1), "more is not a part"),
         (lambda s: s["rngs"].update(more={}), "rngs/more"),
         (lambda s: s["rngs"]["noise"].pop("count"), "rngs/noise/count is missing"),
-        (lambda s: s.update(_applied_count=np.zeros(2, np.int64)), "_applied_count is int32"),
+        (lambda s: s.update(_applied_count=np.zeros(2, np.int64)), "_applied_count is int64[2]"),
         (lambda s: s.update(_applied_count=1.5), "_applied_count is float32"),
         (lambda s: s.update(_applied_count=None), "_applied_count"),
         (lambda s: s.update(rngs=3), "rngs/"),

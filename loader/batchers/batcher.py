@@ -6,6 +6,7 @@ an iterator of records and calls the same `collate`.
 """
 
 import itertools
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -13,9 +14,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from loader.digest import describe
 from loader.sources.source import stack
 from loader.spec import Spec, prepend, with_mask
 from loader.structural import StructuralConfig, StructuralModule
+
+_in_a_loader = threading.local()
 
 
 class BatcherModule(StructuralModule):
@@ -59,7 +63,8 @@ class BatcherModule(StructuralModule):
             records = list(itertools.islice(elements, size))
             if not records or (drop_remainder and len(records) < size):
                 return
-            self.count(applied=len(records), skipped=size - len(records))
+            if not getattr(_in_a_loader, "now", False):
+                self.count(applied=len(records), skipped=size - len(records))
             yield self._collate_records(records, first, np.arange(size) < len(records))
 
     def _collate_records(self, records: list[Any], first: int, valid: np.ndarray) -> Any:
@@ -68,6 +73,24 @@ class BatcherModule(StructuralModule):
     def collate(self, rows: Any, valid: np.ndarray) -> Any:
         """A batch of the stacked rows, which belong where `valid` is True."""
         raise NotImplementedError(f"{type(self).__name__} does not say how to collate")
+
+    def process_one_batch(self, records: list[Any], batch_size: int) -> Any:
+        """The batch that `process` makes of these records; not counted, the loader does that."""
+        _in_a_loader.now = True
+        try:
+            batches = list(self.process(iter(records), batch_size=batch_size))
+        finally:
+            _in_a_loader.now = False
+        if len(batches) != 1:
+            raise ValueError(
+                f"{type(self).__name__}.process made {len(batches)} batches of {len(records)} "
+                f"records with batch_size={batch_size}: it must make one"
+            )
+        return batches[0]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What of this batcher decides the batches. A subclass with more settings adds them."""
+        return {"class": describe(type(self)), "config": describe(self.config)}
 
     def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
         """The spec of a batch of records of `element_spec`: rows in front, and the mask."""

@@ -8,7 +8,8 @@ import numpy as np
 from flax import nnx
 
 from loader.batchers.batcher import BatcherModule, check_batch_size, unstack
-from loader.spec import Spec, prepend, spec_of, zero_rows
+from loader.digest import describe
+from loader.spec import Spec, is_text, prepend, spec_of, zero_rows
 from loader.structural import StructuralConfig
 
 
@@ -34,19 +35,22 @@ class DefaultBatcher(BatcherModule):
     def collate(self, rows: Any, valid: np.ndarray) -> Any:
         if self.collate_fn is not None:
             return self.collate_fn(unstack(rows))
-        return jax.tree.map(lambda leaf: leaf.tolist() if leaf.dtype == object else leaf, rows)
+        return jax.tree.map(lambda leaf: leaf.tolist() if is_text(leaf.dtype) else leaf, rows)
 
     def _collate_records(self, records: list[Any], first: int, valid: np.ndarray) -> Any:
         if self.collate_fn is not None:  # which may take records that cannot be stacked
             return self.collate_fn(records)
         return super()._collate_records(records, first, valid)
 
+    def fingerprint(self) -> dict[str, Any]:
+        return {**super().fingerprint(), "collate_fn": describe(self.collate_fn)}
+
     def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
         check_batch_size(batch_size)
         if self.collate_fn is not None:
-            return spec_of(self.collate_fn(unstack(zero_rows(element_spec, batch_size))))
-        # A list of texts has no axis: it is as many texts.
+            return spec_of(self.collate(zero_rows(element_spec, batch_size), np.ones(batch_size)))
+        text = jax.ShapeDtypeStruct((), np.dtype(object))  # a list of texts is as many texts
         return jax.tree.map(
-            lambda s: [s] * batch_size if s.dtype == object else prepend(s, batch_size),
+            lambda s: [text] * batch_size if is_text(s.dtype) else prepend(s, batch_size),
             element_spec,
         )

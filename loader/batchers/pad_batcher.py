@@ -24,6 +24,7 @@ def _spread(leaf: Any, valid: np.ndarray) -> Any:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = _spread(np.asarray(jax.random.key_data(leaf)), valid)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    full = np.full((len(valid), *leaf.shape[1:]), None if leaf.dtype == object else 0, leaf.dtype)
+    shape = (len(valid), *leaf.shape[1:])
+    full = np.full(shape, None) if leaf.dtype.hasobject else np.zeros(shape, leaf.dtype)
     full[valid] = leaf
     return full

@@ -1,5 +1,6 @@
 """Records in ArrayRecord files, read by Grain, and the parsers that make arrays of their bytes."""
 
+import bisect
 import dataclasses
 import itertools
 import os
@@ -9,7 +10,6 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 from flax import serialization
 
@@ -41,22 +41,29 @@ class RawArrays:
                 raise ValueError(
                     f"blob {number} has {len(blob)} bytes where the spec asks for {dtype.itemsize}"
                 )
-        rows = np.frombuffer(
-            bytearray().join(blobs), dtype
-        )  # writable, so operators may work in place
+        buffer = bytearray().join(blobs)  # writable, so that operators may work in place
+        rows = np.frombuffer(buffer, dtype) if dtype.itemsize else np.empty(len(blobs), dtype)
         leaves = [np.ascontiguousarray(rows[name]) for name in dtype.names or ()]
         return jax.tree.unflatten(jax.tree.structure(self.spec), leaves)
 
     def encode(self, record: Any) -> bytes:
         """The bytes of a record: what to write to a file."""
+        if jax.tree.structure(record) != jax.tree.structure(self.spec):
+            raise ValueError(
+                f"the record is built as {jax.tree.structure(record)}, the spec as "
+                f"{jax.tree.structure(self.spec)}"
+            )
         parts = []
         for (name, leaf), spec in zip(
             named_leaves(record), jax.tree.leaves(self.spec), strict=True
         ):
-            array = np.asarray(leaf, spec.dtype)
+            array = np.asarray(leaf)
+            cast = array.astype(spec.dtype)
             if array.shape != spec.shape:
                 raise ValueError(f"leaf {name!r} is {array.shape} where the spec says {spec.shape}")
-            parts.append(array.tobytes())
+            if cast.dtype.kind in "biu" and not np.array_equal(cast, array):
+                raise ValueError(f"leaf {name!r} holds values that do not fit {spec.dtype}")
+            parts.append(cast.tobytes())
         return b"".join(parts)
 
     def record_spec(self) -> Spec:
@@ -98,6 +105,8 @@ class ArrayRecordSource:
         if isinstance(parse, RawArrays):  # only then is it known without reading
             self.record_spec = parse.record_spec
         self._reader = _open(self.paths)
+        # Kept, because files may become unreadable later and errors must still name the right one.
+        self._ends: list[int] = list(self._reader._prefix_sums)
         if len(self._reader) == 0:
             raise ValueError(f"the source is empty: no record in {', '.join(self.paths)}")
 
@@ -109,6 +118,8 @@ class ArrayRecordSource:
 
     def gather(self, indices: Int64s) -> Any:
         numbers = indices.tolist()
+        if numbers and not (min(numbers) >= 0 and max(numbers) < len(self)):
+            raise IndexError(f"records {min(numbers)} to {max(numbers)} of a source of {len(self)}")
         try:
             blobs = self._reader.__getitems__(numbers)
         except (RuntimeError, ValueError) as error:
@@ -126,16 +137,12 @@ class ArrayRecordSource:
         return stack(records, numbers)
 
     def fingerprint(self) -> dict[str, Any]:
-        starts = list(itertools.accumulate(self._records_per_file(), initial=0))[:-1]
-        firsts = [s for s in starts[:_SAMPLED_FILES] if s < len(self)]
+        firsts = [start for start in [0, *self._ends[: _SAMPLED_FILES - 1]] if start < len(self)]
         return {
             "files": [[os.path.basename(p), epath.Path(p).stat().length] for p in self.paths],
             "parse": describe(self._parse),
             **sampled_fingerprint(self, extra=firsts),
         }
-
-    def _records_per_file(self) -> list[int]:
-        return [ArrayRecordReader(path).num_records() for path in self.paths]
 
     def _located(
         self, numbers: list[int], attempt: Callable[[int], Any], verb: str, error: Exception
@@ -145,14 +152,12 @@ class ArrayRecordSource:
             try:
                 attempt(number)
             except Exception as single:
-                first = 0
-                for path, count in zip(self.paths, self._records_per_file(), strict=True):
-                    if number < first + count:
-                        return ValueError(
-                            f"cannot {verb} record {number} (record {number - first} of {path}): "
-                            f"{type(single).__name__}: {single}"
-                        )
-                    first += count
+                file = bisect.bisect_right(self._ends, number)
+                first = self._ends[file - 1] if file else 0
+                return ValueError(
+                    f"cannot {verb} record {number} (record {number - first} of "
+                    f"{self.paths[file]}): {type(single).__name__}: {single}"
+                )
         return ValueError(f"cannot {verb} records {numbers}: {type(error).__name__}: {error}")
 
     def __repr__(self) -> str:
@@ -165,15 +170,15 @@ def _expand(paths: Any) -> list[str]:
         raise ValueError("no paths given: name at least one ArrayRecord file or a glob")
     found: list[str] = []
     for path in map(os.fspath, given):
-        if any(character in path for character in "*?["):
+        if epath.Path(path).exists():
+            found.append(path)
+        elif any(character in path for character in "*?["):
             matches = sorted(os.fspath(match) for match in _glob(path))
             if not matches:
                 raise FileNotFoundError(f"no file matches {path!r}")
             found += matches
-        elif not epath.Path(path).exists():
-            raise FileNotFoundError(f"there is no ArrayRecord file {path!r}")
         else:
-            found.append(path)
+            raise FileNotFoundError(f"there is no ArrayRecord file {path!r}")
     return found
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from loader.permutation import Int64s
@@ -18,6 +19,11 @@ class ArraySource:
         if not leaves:
             raise ValueError("ArraySource needs at least one array, got an empty tree")
         for name, leaf in leaves:
+            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                raise ValueError(
+                    f"leaf {name!r} holds PRNG keys, which are no numpy array: give "
+                    "jax.random.key_data(keys) and wrap it again in the step"
+                )
             if np.ndim(leaf) == 0:
                 raise ValueError(
                     f"leaf {name!r} has no leading axis to take records from "
@@ -42,7 +48,7 @@ class ArraySource:
         return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
 
     def gather(self, indices: Int64s) -> Any:
-        # mode="clip" skips numpy's slow bounds check; the loader has checked the indices.
+        # mode="clip" skips numpy's slow bounds check: indices are trusted to lie in the source.
         rows = [leaf.take(indices, axis=0, mode="clip") for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, rows)
 

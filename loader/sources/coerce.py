@@ -1,5 +1,6 @@
 """Which things `DataLoader` takes as they are, and the source that each becomes."""
 
+import os
 from typing import Any
 
 import grain
@@ -12,8 +13,16 @@ from loader.sources.grain_source import GrainSource
 
 def as_source(data: Any) -> Any:
     """A source for `data`: arrays and dicts or tuples of them, Grain datasets, any source."""
+    if isinstance(data, str | bytes | os.PathLike):
+        raise TypeError(
+            f"{data!r} is a path or a text, not a source: give ArrayRecordSource(path, parse), "
+            "arrays, or a Grain dataset"
+        )
     if isinstance(data, dict | tuple | np.ndarray | jax.Array):
         return ArraySource(data)
-    if isinstance(data, grain.MapDataset | grain.IterDataset) or not hasattr(data, "__getitem__"):
-        return data if hasattr(data, "gather") else GrainSource(data)
+    is_source = hasattr(data, "__len__") and (
+        hasattr(data, "gather") or hasattr(data, "__getitem__")
+    )
+    if isinstance(data, grain.MapDataset | grain.IterDataset) or not is_source:
+        return GrainSource(data)  # which refuses what it cannot wrap
     return data

@@ -37,10 +37,23 @@ def read_rows(source: Any, indices: Int64s) -> tuple[Any, np.ndarray | None]:
     The second value is None when every row is there, else which of them are: a record that is None
     (filtered out by Grain) has no row. With no row at all the first value is None.
     """
+    count = len(indices)
     if hasattr(source, "gather"):
-        return source.gather(indices), None
+        rows = source.gather(indices)
+        for leaf in jax.tree.leaves(rows):
+            if leaf.shape[:1] != (count,):
+                raise ValueError(
+                    f"{type(source).__name__}.gather was asked for {count} rows and gave a leaf of "
+                    f"shape {leaf.shape}: it must give arrays with a row for each index"
+                )
+        return rows, None
     if hasattr(source, "__getitems__"):
         records = source.__getitems__(indices.tolist())
+        if not isinstance(records, Sequence) or len(records) != count:
+            raise ValueError(
+                f"{type(source).__name__}.__getitems__ was asked for {count} records and gave a "
+                f"{type(records).__name__}: it must give a list with a record for each index"
+            )
     else:
         records = [source[index] for index in indices.tolist()]
     if not any(record is None for record in records):
@@ -51,32 +64,33 @@ def read_rows(source: Any, indices: Int64s) -> tuple[Any, np.ndarray | None]:
 
 
 def stack(records: Sequence[Any], names: Sequence[int] | Int64s | None = None) -> Any:
-    """Records stacked leaf by leaf. `names` are the record numbers to use in messages."""
+    """Records stacked leaf by leaf. `names` are the record numbers to use in messages.
+
+    A list of numbers counts as an array.
+    """
     names = range(len(records)) if names is None else names
-    first, tree = jax.tree_util.tree_flatten_with_path(records[0])
+    first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_list_of_numbers)
+    if not first:
+        raise ValueError(f"record {names[0]} is {records[0]!r}: a record needs at least one leaf")
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for name, record in zip(names[1:], records[1:], strict=True):
-        leaves, other = jax.tree.flatten(record)
+        leaves, other = jax.tree.flatten(record, is_leaf=_is_list_of_numbers)
         if other != tree:
             raise ValueError(
                 f"record {name} is built as {other}, record {names[0]} as {tree}: all records need "
-                "the same keys; sequences of different lengths should be arrays, padded to one"
+                "the same keys, and lists of the same length"
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
-    stacked = [_stack_leaf(leaf_name(path), column, names)
-               for (path, _), column in zip(first, columns, strict=True)]  # fmt: skip
+    stacked = [
+        _stack_leaf(leaf_name(path), column, names)
+        for (path, _), column in zip(first, columns, strict=True)
+    ]
     return jax.tree.unflatten(tree, stacked)
 
 
 def _stack_leaf(leaf: str, values: list[Any], names: Sequence[int] | Int64s) -> Any:
-    if any(isinstance(value, str | bytes) for value in values):
-        texts = np.empty(len(values), object)
-        texts[:] = values
-        return texts
-    if isinstance(values[0], jax.Array) and jnp.issubdtype(values[0].dtype, jax.dtypes.prng_key):
-        return jnp.stack(values)
-    arrays = [np.asarray(value) for value in values]
+    arrays = [value if hasattr(value, "dtype") else _as_array(value) for value in values]
     like = arrays[0]
     for name, array in zip(names, arrays, strict=True):
         if array.shape != like.shape or array.dtype != like.dtype:
@@ -85,7 +99,20 @@ def _stack_leaf(leaf: str, values: list[Any], names: Sequence[int] | Int64s) -> 
                 f"{names[0]} {like.dtype}{list(like.shape)}: records of a batch must be alike; pad "
                 "or crop them to one shape, or cast them, before they are batched"
             )
+    if isinstance(like, jax.Array) and jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.stack(arrays)
     return np.stack(arrays)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """The value as an array; texts as objects, so that all of them are of one dtype."""
+    return np.asarray(value, object if isinstance(value, str | bytes) else None)
+
+
+def _is_list_of_numbers(node: Any) -> bool:
+    if type(node) is not list or not node:
+        return False
+    return isinstance(node[0], bool | int | float) or _is_list_of_numbers(node[0])
 
 
 def record_spec(source: Any) -> Spec:
@@ -118,8 +145,9 @@ def fingerprint(source: Any) -> Mapping[str, Any]:
 def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any]:
     """Length, spec, and a digest of a few records spread over the source and of the extra ones."""
     length = len(source)
-    spread = np.linspace(0, length - 1, min(length, _SAMPLED_RECORDS)).astype(np.int64)
-    indices = np.unique(np.append(spread, np.array(extra, np.int64)))
+    parts = min(length, _SAMPLED_RECORDS) - 1
+    spread = [(length - 1) * part // max(parts, 1) for part in range(parts + 1)]
+    indices = np.unique(np.array([*spread, *extra], np.int64))
     rows, there = read_rows(source, indices)
     return {
         "length": length,

@@ -1,0 +1,259 @@
+"""One thread that keeps batches ahead: made, placed on devices, and waiting.
+
+What travels is a batch together with the state that describes it, so whatever has been read ahead,
+the state is true to the last batch delivered. An exception of any kind arrives in the consumer,
+with its traceback, after the batches made before it.
+
+A thread must not be doing JAX work when the interpreter ends, and must not keep alive what it
+works for. Hence the producer knows only the queue, never the prefetcher; it is stopped when that
+is closed, dropped or, with a bounded wait, when the interpreter exits.
+"""
+
+import atexit
+import dataclasses
+import queue
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Self, TypeVar
+
+import jax
+
+from loader.sharder import MeshSharder
+
+T = TypeVar("T")
+
+_CLOSE_TIMEOUT_S = 5.0
+_LIVENESS_CHECK_S = 1.0
+
+
+class _End:
+    """Stands in the queue after the last batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """Stands in the queue where the batch would be that could not be made."""
+
+    error: BaseException
+
+
+class Ahead(Generic[T]):
+    """`make()` called again and again in a thread, up to `depth` results ahead.
+
+    `make` raises StopIteration at the end; `finish` is called in the thread when it is done.
+    """
+
+    def __init__(
+        self, make: Callable[[], T], finish: Callable[[], None], depth: int, name: str
+    ) -> None:
+        self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._slots = threading.Semaphore(depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=_produce,
+            args=(make, finish, self._ready, self._slots, self._stop),
+            name=name,
+            daemon=True,
+        )
+        self._thread.start()
+        _running.add(self)
+        weakref.finalize(self, _tell_to_stop, self._stop, self._slots)
+
+    def take(self) -> T:
+        """The next result, in order; raises what `make` raised."""
+        while True:
+            try:
+                item = self._ready.get(timeout=_LIVENESS_CHECK_S)
+            except queue.Empty:
+                if self._thread.is_alive() or not self._ready.empty():
+                    continue
+                raise RuntimeError("the prefetch thread has died without a word") from None
+            break
+        if isinstance(item, _End):
+            self._ready.put(item)
+            raise StopIteration
+        if isinstance(item, _Failure):
+            self._ready.put(_Failure(RuntimeError("the prefetch thread has ended with an error")))
+            raise item.error
+        self._slots.release()
+        return item
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> str | None:
+        """Stop the thread and wait, but not for long. Says what it is still doing, if anything."""
+        _tell_to_stop(self._stop, self._slots)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            while not self._ready.empty():  # let go of batches nobody will take
+                self._ready.get()
+            return None
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        place = traceback.extract_stack(frame)[-1] if frame else None
+        at = f"{place.filename}:{place.lineno} in {place.name}" if place else "unknown code"
+        return f"thread {self._thread.name} is still running, at {at}"
+
+
+def _produce(
+    make: Callable[[], Any],
+    finish: Callable[[], None],
+    ready: "queue.SimpleQueue[Any]",
+    slots: threading.Semaphore,
+    stop: threading.Event,
+) -> None:
+    try:
+        while True:
+            slots.acquire()  # before anything is made: no more than `depth` are alive here
+            if stop.is_set():
+                return
+            ready.put(make())
+    except StopIteration:
+        ready.put(_End())
+    except BaseException as error:  # the consumer's to see, Ctrl-C and exit included
+        ready.put(_Failure(error))
+    finally:
+        finish()
+
+
+def _tell_to_stop(stop: threading.Event, slots: threading.Semaphore) -> None:
+    stop.set()
+    slots.release()
+
+
+_running: "weakref.WeakSet[Ahead[Any]]" = weakref.WeakSet()
+
+
+@atexit.register  # jax is imported above, so this runs before JAX's own clean-up
+def _close_all() -> None:
+    running = list(_running)
+    for ahead in running:
+        _tell_to_stop(ahead._stop, ahead._slots)
+    for ahead in running:
+        ahead.close(timeout_s=_CLOSE_TIMEOUT_S / len(running))
+
+
+class DevicePrefetcher(Generic[T]):
+    """Any iterator of host batches, placed on devices ahead of the loop.
+
+    `sharder` places them by its rules; without one they go to the default device. Around an
+    iterator with `get_state` and `set_state`, such as any `grain.DatasetIterator`, it has them too,
+    true to the last batch delivered. Such a stream resumes where it was, but it is not elastic: its
+    state belongs to the number of processes, and to the batch size, it was saved with.
+    """
+
+    def __init__(
+        self, batches: Iterator[Any], sharder: MeshSharder | None = None, *, prefetch: int = 2
+    ) -> None:
+        if type(prefetch) is not int or prefetch < 0:
+            raise ValueError(f"prefetch must be an int of at least 0, got {prefetch!r}")
+        self._batches: Any = iter(batches)
+        self._place = _Placer(sharder)
+        self._prefetch = prefetch
+        self._ahead: Ahead[Any] | None = None
+        self._has_state = hasattr(self._batches, "get_state") and hasattr(
+            self._batches, "set_state"
+        )
+        self._state = self._snapshot()
+        self._taken = 0
+
+    def start(self) -> None:
+        """Begin to work ahead now, before the first batch is asked for."""
+        if self._prefetch and self._ahead is None:
+            self._taken = 0
+            make = _Make(self._batches, self._place, self._has_state)
+            self._ahead = Ahead(make, _nothing, self._prefetch, "device-prefetch")
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self.start()
+        if self._ahead is None:
+            _, batch, self._state = _Make(self._batches, self._place, self._has_state)()
+            return batch
+        number, batch, state = self._ahead.take()
+        if number != self._taken:  # an interrupt struck between the queue and the loop
+            if not self._has_state:
+                raise RuntimeError("an interrupt has cost a batch of a stream without state")
+            self.close()
+            return next(self)
+        self._taken, self._state = number + 1, state
+        return batch
+
+    def get_state(self) -> Any:
+        """The state of the inner iterator after the last batch delivered."""
+        self._need_state()
+        return self._state
+
+    def set_state(self, state: Any) -> None:
+        """Go on from a state of the inner iterator."""
+        self._need_state()
+        self.close()
+        self._batches.set_state(state)
+        self._state = self._snapshot()
+
+    def close(self) -> None:
+        """Stop the thread. What it had read ahead is lost, unless the iterator has state."""
+        if self._ahead is not None:
+            still = self._ahead.close()
+            self._ahead = None
+            if still:
+                warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
+            elif self._has_state:
+                self._batches.set_state(self._state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _snapshot(self) -> Any:
+        return self._batches.get_state() if self._has_state else None
+
+    def _need_state(self) -> None:
+        if not self._has_state:
+            raise TypeError(
+                f"a {type(self._batches).__name__} has no get_state and set_state, so its place "
+                "cannot be saved: wrap an iterator that has them, or use DataLoader"
+            )
+
+
+@dataclasses.dataclass
+class _Make:
+    """One batch from the iterator, placed, with its number and the state after it."""
+
+    batches: Any
+    place: Callable[[Any], Any]
+    has_state: bool
+    number: int = -1
+
+    def __call__(self) -> tuple[int, Any, Any]:
+        batch = next(self.batches)
+        self.number += 1
+        state = self.batches.get_state() if self.has_state else None
+        return self.number, self.place(batch), state
+
+
+class _Placer:
+    """Places host batches; remembers where the leaves of each kind of batch go."""
+
+    def __init__(self, sharder: MeshSharder | None) -> None:
+        self._sharder = sharder
+        self._placements: dict[Any, Any] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        if self._sharder is None:
+            return jax.device_put(batch)
+        leaves, tree = jax.tree.flatten(batch)
+        key = (tree, *((getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves))
+        if key not in self._placements:
+            self._placements[key] = self._sharder.placement_of(batch)
+        return self._placements[key].place(batch, lambda row: None)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,337 @@
+"""Which leaf of a batch goes where on a mesh.
+
+A rule is a regular expression on the name of a leaf and a `PartitionSpec` or logical axes; the
+first rule that is found in the name counts. Nothing is corrected: what does not fit is refused by
+name. Logical axes become mesh axes through `sharding_rules` or a `PartitionAxis`.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from loader.module import LoaderModule, LoaderModuleConfig
+from loader.partition import PartitionAxis
+from loader.partition.axes import MODE_TRAIN
+from loader.partition.correction import as_entry, refuse_misfit
+from loader.partition.mesh import names_of
+from loader.placement import Placement
+from loader.spec import VALID_MASK, Spec, named_leaves, spec_of
+
+AxisName = str
+LogicalAxisSpec = tuple[AxisName | None, ...]
+ShardingRules = list[tuple[AxisName, AxisName | None]]
+LeafRule = tuple[str, PartitionSpec | tuple[Any, ...]]
+
+#: Mesh axes over which the rows of a batch are split when no rule says otherwise.
+DATA_AXES = ("data", "fsdp", "dp", "batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class SharderModuleConfig(LoaderModuleConfig):
+    """Adds the mapping from logical axis names to mesh axes."""
+
+    sharding_rules: ShardingRules | None = dataclasses.field(default=None, hash=False)
+
+
+class SharderModule(LoaderModule):
+    """Base of all sharders: resolves logical axes; a subclass says how to place a batch."""
+
+    config: SharderModuleConfig
+
+    def __init__(
+        self,
+        config: SharderModuleConfig | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(config or SharderModuleConfig(), rngs=rngs, name=name)
+
+    def get_partition_spec(self, logical_spec: LogicalAxisSpec | PartitionSpec) -> PartitionSpec:
+        """The spec with each logical name replaced by its first rule; other names stay."""
+        if isinstance(logical_spec, PartitionSpec):
+            return logical_spec
+        return PartitionSpec(*(self._physical(entry) for entry in logical_spec))
+
+    def _physical(self, entry: Any) -> Any:
+        if isinstance(entry, list | tuple):
+            return as_entry([n for item in entry for n in names_of(self._physical(item))])
+        rules = self.config.sharding_rules or ()
+        return next((axis for name, axis in rules if name == entry), entry)
+
+    def get_named_sharding(
+        self, mesh: Mesh, logical_spec: LogicalAxisSpec | PartitionSpec
+    ) -> NamedSharding:
+        """The sharding on this mesh for logical axes."""
+        return NamedSharding(mesh, self.get_partition_spec(logical_spec))
+
+    def shard(self, batch: Any, sharding: Sharding) -> Any:
+        """The batch placed by this sharding."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to place a batch")
+
+    def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
+        """Where the leaves of a loader's batches go, and which rows this process reads."""
+        raise NotImplementedError(f"{type(self).__name__} does not say where leaves go")
+
+    def parallel_transform(
+        self,
+        batch: Any,
+        transform_fn: Callable[[Any], Any],
+        mesh: Mesh,
+        in_spec: LogicalAxisSpec | PartitionSpec,
+        out_spec: LogicalAxisSpec | PartitionSpec | None = None,
+    ) -> Any:
+        """`transform_fn` on each shard of the batch, in parallel.
+
+        The result is sharded by `out_spec`, or like the input if it is None. A leaf of fewer
+        dimensions than the spec has entries takes as many of them as it has dimensions.
+        """
+        into = self.get_partition_spec(in_spec)
+        out = into if out_spec is None else self.get_partition_spec(out_spec)
+        ranks = tuple(np.ndim(leaf) for leaf in jax.tree.leaves(batch))
+        mapped = _shard_mapped(transform_fn, mesh, into, out, jax.tree.structure(batch), ranks)
+        specs = _specs_by_rank(into, jax.tree.structure(batch), ranks)
+        placed = jax.tree.map(
+            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), batch, specs
+        )
+        return mapped(placed)
+
+    def get_state(self) -> dict[str, Any]:
+        """The variables and the sharding rules; nothing about this process or its devices."""
+        rules = self.config.sharding_rules
+        return {**super().get_state(), "sharding_rules": None if rules is None else list(rules)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` gave; `sharding_rules` may be absent."""
+        if not isinstance(state, dict) or "sharding_rules" not in state:
+            super().set_state(state)
+            return
+        rules = state["sharding_rules"]
+        if rules is not None:
+            if not isinstance(rules, list | tuple) or not all(
+                isinstance(rule, list | tuple) and len(rule) == 2 for rule in rules
+            ):
+                raise ValueError(
+                    "The state is structurally incompatible: sharding_rules is no list of pairs"
+                ) from ValueError("sharding_rules")
+            rules = [tuple(rule) for rule in rules]
+        super().set_state({k: v for k, v in state.items() if k != "sharding_rules"})
+        self.config = dataclasses.replace(self.config, sharding_rules=rules)
+
+
+class MeshSharder(SharderModule):
+    """Places batches on a mesh, leaf by leaf.
+
+    Without `rules` the rows of every leaf are split over those of `DATA_AXES` that the mesh has.
+    `logical_rules` turn logical axes into mesh axes: a list of pairs, or a `PartitionAxis`.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        rules: Sequence[LeafRule] | None = None,
+        logical_rules: ShardingRules | PartitionAxis | None = None,
+        config: SharderModuleConfig | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(mesh, Mesh):
+            raise TypeError(f"MeshSharder needs a jax.sharding.Mesh, got {type(mesh).__name__}")
+        config = config or SharderModuleConfig()
+        if isinstance(logical_rules, PartitionAxis):
+            self.partition_axis = logical_rules
+        else:
+            self.partition_axis = None
+            if logical_rules is not None:
+                config = dataclasses.replace(config, sharding_rules=list(logical_rules))
+        super().__init__(config, rngs=rngs, name=name)
+        self.mesh = mesh
+        self.rules = None if rules is None else tuple((str(r), spec) for r, spec in rules)
+        self._check_rules()
+
+    def get_partition_spec(self, logical_spec: LogicalAxisSpec | PartitionSpec) -> PartitionSpec:
+        if self.partition_axis is not None and not isinstance(logical_spec, PartitionSpec):
+            return self.partition_axis.resolve_spec(logical_spec, MODE_TRAIN)
+        return super().get_partition_spec(logical_spec)
+
+    def shard(self, batch: Any, sharding: Sharding) -> Any:
+        """The batch placed by this sharding: numpy and jax arrays, whatever their rank."""
+
+        def place(leaf: Any) -> jax.Array:
+            if isinstance(sharding, NamedSharding):
+                spec = PartitionSpec(*sharding.spec[: np.ndim(leaf)])
+                refuse_misfit(np.shape(leaf), spec, sharding.mesh)
+                target = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+                return jax.device_put(leaf, target)
+            return jax.device_put(leaf, sharding)
+
+        rows = max(
+            (np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)), default=1
+        )
+        placed = jax.tree.map(place, batch)
+        self.count(applied=rows)
+        return placed
+
+    def check_batch_size(self, batch_size: int, microbatches: int | None) -> None:
+        """Raise `ValueError` if rows do not divide over the shards of any rule."""
+        rows = batch_size // (microbatches or 1)
+        for entry in {spec[0] if len(spec) else None for _, spec in self._rules_or_default()}:
+            shards = math.prod(self.mesh.shape[name] for name in names_of(entry))
+            if rows % shards:
+                each = shards * (microbatches or 1)
+                below = batch_size // each * each
+                sizes = f"{below} or {below + each}" if below else str(each)
+                parts = f" in {microbatches} microbatches" if microbatches else ""
+                raise ValueError(
+                    f"batch_size {batch_size}{parts} does not divide over the {shards} shards of "
+                    f"mesh axes {names_of(entry)}: use {sizes}, or MeshSharder(mesh, "
+                    "rules=[('.*', P())]) to replicate the batch"
+                )
+
+    def shardings(self, spec: Spec, microbatches: int | None = None) -> Any:
+        """The tree of `NamedSharding`s for batches of this spec."""
+        specs = self._specs_by_leaf(dict(named_leaves(spec)), microbatches)
+        names = [name for name, _ in named_leaves(spec)]
+        found = [NamedSharding(self.mesh, specs[name]) for name in names]
+        return jax.tree.unflatten(jax.tree.structure(spec), found)
+
+    def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
+        return Placement(spec, batch_size, microbatches, self.shardings(spec, microbatches))
+
+    def placement_of(self, batch: Any) -> Placement:
+        """Where the leaves of this host batch go; on several processes, it is this one's rows."""
+        spec = spec_of(batch)
+        rows = {leaf.shape[0] for leaf in jax.tree.leaves(spec) if leaf.shape}
+        if len(rows) != 1:
+            raise ValueError(f"the leaves of a batch have different numbers of rows: {rows}")
+        # As many rows in all as shards in all, per shard that this process holds.
+        entries = [spec[0] if len(spec) else None for _, spec in self._rules_or_default()]
+        counts = []
+        for entry in entries:
+            shards = math.prod(self.mesh.shape[name] for name in names_of(entry))
+            sharding = NamedSharding(self.mesh, PartitionSpec(entry))
+            held = set(map(str, sharding.addressable_devices_indices_map((shards,)).values()))
+            counts.append(shards // len(held))
+        if len(set(counts)) != 1:
+            raise ValueError("on several processes all leaves of a stream must split rows alike")
+        whole = rows.pop() * counts[0]
+        spec = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((whole, *s.shape[1:]), s.dtype) if s.shape else s, spec
+        )
+        return self.placement(spec, whole, None)
+
+    def _specs_by_leaf(
+        self, leaves: dict[str, Any], microbatches: int | None
+    ) -> dict[str, PartitionSpec]:
+        rules = self._rules_or_default()
+        specs: dict[str, PartitionSpec] = {}
+        for name, leaf in leaves.items():
+            rank = len(leaf.shape) - (microbatches is not None)
+            found = next((spec for regex, spec in rules if re.search(regex, name)), None)
+            if found is None and name != VALID_MASK:
+                raise ValueError(
+                    f"no rule matches leaf {name!r}: add ({name!r}, P(...)); there are rules for "
+                    f"{[regex for regex, _ in rules]}"
+                )
+            if found is not None:
+                # Of a rule that is for all leaves, the mask takes as much as it has dimensions.
+                general = name == VALID_MASK or self.rules is None
+                specs[name] = PartitionSpec(*found[:rank]) if general else found
+        for regex, _ in rules:
+            if not any(re.search(regex, name) for name in leaves):
+                raise ValueError(f"the rule {regex!r} matches no leaf: there are {list(leaves)}")
+        if VALID_MASK in leaves and VALID_MASK not in specs:
+            specs[VALID_MASK] = self._mask_spec(specs)
+        for name, leaf in leaves.items():
+            if microbatches is not None:
+                specs[name] = PartitionSpec(None, *specs[name])
+            try:
+                refuse_misfit(leaf.shape, specs[name], self.mesh)
+            except ValueError as error:
+                raise ValueError(f"leaf {name!r}: {error}") from error
+        return specs
+
+    def _mask_spec(self, specs: dict[str, PartitionSpec]) -> PartitionSpec:
+        entries = {name: spec[0] if len(spec) else None for name, spec in specs.items()}
+        if len(set(entries.values())) > 1:
+            raise ValueError(
+                f"leaves split their rows in different ways {entries}, so {VALID_MASK!r} needs a "
+                f"rule of its own: add ({VALID_MASK!r}, P(...))"
+            )
+        return PartitionSpec(*set(entries.values()))
+
+    def _rules_or_default(self) -> list[tuple[str, PartitionSpec]]:
+        if self.rules is None:
+            return [("", PartitionSpec(self._data_entry()))]
+        return [(regex, self.get_partition_spec(spec)) for regex, spec in self.rules]
+
+    def _data_entry(self) -> Any:
+        return as_entry([name for name in DATA_AXES if name in self.mesh.axis_names])
+
+    def _check_rules(self) -> None:
+        if self.rules is None and self._data_entry() is None:
+            raise ValueError(
+                f"the mesh has the axes {list(self.mesh.axis_names)} and none of {DATA_AXES}, so "
+                "say over which the rows of a batch are split: MeshSharder(mesh, rules=[('.*', "
+                f"P({self.mesh.axis_names[0]!r}))]), or P() to replicate them"
+            )
+        for regex, spec in self._rules_or_default():
+            re.compile(regex)
+            for name in [name for entry in spec for name in names_of(entry)]:
+                if name not in self.mesh.axis_names:
+                    raise ValueError(
+                        f"the rule {regex!r} names the axis {name!r}; the mesh has "
+                        f"{list(self.mesh.axis_names)}"
+                    )
+
+
+def placement_on_default_device(spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
+    """Everything on the default device: for one process only."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"this is one of {jax.process_count()} processes, and without a mesh each would keep a "
+            "whole batch to itself: pass DataLoader(..., mesh=mesh)"
+        )
+    return Placement(spec, batch_size, microbatches)
+
+
+@functools.lru_cache(64)
+def _shard_mapped(
+    function: Callable[[Any], Any],
+    mesh: Mesh,
+    in_spec: PartitionSpec,
+    out_spec: PartitionSpec,
+    structure: Any,
+    ranks: tuple[int, ...],
+) -> Callable[[Any], Any]:
+    """The function over shards, made once, so that it is traced once for each kind of batch."""
+    specs = _specs_by_rank(in_spec, structure, ranks)
+    # The result may be built in another way: its ranks are found by running on shapes only.
+
+    def run(batch: Any) -> Any:
+        local = jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(
+                NamedSharding(mesh, spec).shard_shape(x.shape), x.dtype
+            ),
+            batch,
+            specs,
+        )
+        shapes = jax.eval_shape(function, local)
+        out_ranks = tuple(len(s.shape) for s in jax.tree.leaves(shapes))
+        out_specs = _specs_by_rank(out_spec, jax.tree.structure(shapes), out_ranks)
+        return nnx.shard_map(function, mesh=mesh, in_specs=(specs,), out_specs=out_specs)(batch)
+
+    return nnx.jit(run)
+
+
+def _specs_by_rank(spec: PartitionSpec, structure: Any, ranks: tuple[int, ...]) -> Any:
+    return jax.tree.unflatten(structure, [PartitionSpec(*spec[:rank]) for rank in ranks])
