@@ -41,6 +41,7 @@ class Placement:
             )
         self._names = [name for name, _ in named_leaves(self.spec)]
         self._leaves, self._tree = jax.tree.flatten(self.spec)
+        self._unplaceable = {n for n, s in enumerate(self._leaves) if device_dtype(s.dtype) is None}
         self._columns = self._needed_columns()
 
     @property
@@ -70,7 +71,7 @@ class Placement:
         narrow = []
         for number, (leaf, spec) in enumerate(zip(leaves, self._leaves, strict=True)):
             leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-            if device_dtype(spec.dtype) is None:
+            if number in self._unplaceable:
                 raise ValueError(
                     f"leaf {self._names[number]!r} holds {leaf.dtype} values, which no device can: "
                     "turn it into numbers or take it out with an operator, or iterate over "

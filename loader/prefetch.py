@@ -82,11 +82,11 @@ class Ahead(Generic[T]):
         self._slots.release()
         return item
 
-    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> str | None:
+    def close(self, timeout_s: float | None = None) -> str | None:
         """Stop the thread and wait, but not for long. Says what it is still doing, if anything."""
         _tell_to_stop(self._stop, self._slots)
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+            self._thread.join(_CLOSE_TIMEOUT_S if timeout_s is None else timeout_s)
         if not self._thread.is_alive():
             while not self._ready.empty():  # let go of batches nobody will take
                 self._ready.get()

@@ -1,8 +1,9 @@
 """Which leaf of a batch goes where on a mesh.
 
 A rule is a regular expression on the name of a leaf and a `PartitionSpec` or logical axes; the
-first rule that is found in the name counts. Nothing is corrected: what does not fit is refused by
-name. Logical axes become mesh axes through `sharding_rules` or a `PartitionAxis`.
+first rule that is found in the name counts. The mask takes a rule that matches its whole name, else
+it follows the rows of the leaves. Nothing is corrected: what does not fit is refused by name.
+Logical axes become mesh axes through `sharding_rules` or a `PartitionAxis`.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from loader.placement import Placement
 from loader.spec import VALID_MASK, Spec, named_leaves, spec_of
 
 AxisName = str
-LogicalAxisSpec = tuple[AxisName | None, ...]
+LogicalAxisSpec = tuple[AxisName | tuple[AxisName, ...] | None, ...]
 ShardingRules = list[tuple[AxisName, AxisName | None]]
 LeafRule = tuple[str, PartitionSpec | tuple[Any, ...]]
 
@@ -236,7 +237,7 @@ class MeshSharder(SharderModule):
         specs: dict[str, PartitionSpec] = {}
         for name, leaf in leaves.items():
             rank = len(leaf.shape) - (microbatches is not None)
-            found = next((spec for regex, spec in rules if re.search(regex, name)), None)
+            found = next((spec for regex, spec in rules if _matches(regex, name)), None)
             if found is None and name != VALID_MASK:
                 raise ValueError(
                     f"no rule matches leaf {name!r}: add ({name!r}, P(...)); there are rules for "
@@ -247,7 +248,7 @@ class MeshSharder(SharderModule):
                 general = name == VALID_MASK or self.rules is None
                 specs[name] = PartitionSpec(*found[:rank]) if general else found
         for regex, _ in rules:
-            if not any(re.search(regex, name) for name in leaves):
+            if not any(_matches(regex, name) for name in leaves):
                 raise ValueError(f"the rule {regex!r} matches no leaf: there are {list(leaves)}")
         if VALID_MASK in leaves and VALID_MASK not in specs:
             specs[VALID_MASK] = self._mask_spec(specs)
@@ -294,6 +295,12 @@ class MeshSharder(SharderModule):
                     )
 
 
+def _matches(regex: str, name: str) -> bool:
+    """Whether a rule is for a leaf. The mask is only for those who name it: `id` is in its name."""
+    found = re.fullmatch if name == VALID_MASK else re.search
+    return found(regex, name) is not None
+
+
 def placement_on_default_device(spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
     """Everything on the default device: for one process only."""
     if jax.process_count() > 1:
@@ -315,18 +322,14 @@ def _shard_mapped(
 ) -> Callable[[Any], Any]:
     """The function over shards, made once, so that it is traced once for each kind of batch."""
     specs = _specs_by_rank(in_spec, structure, ranks)
-    # The result may be built in another way: its ranks are found by running on shapes only.
 
     def run(batch: Any) -> Any:
-        local = jax.tree.map(
-            lambda x, spec: jax.ShapeDtypeStruct(
-                NamedSharding(mesh, spec).shard_shape(x.shape), x.dtype
-            ),
-            batch,
-            specs,
+        # The result may be built in another way: what it looks like is found without computing it.
+        probe = jax.shard_map(
+            function, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False
         )
-        shapes = jax.eval_shape(function, local)
-        out_ranks = tuple(len(s.shape) for s in jax.tree.leaves(shapes))
+        shapes = jax.eval_shape(probe, batch)
+        out_ranks = tuple(len(shape.shape) for shape in jax.tree.leaves(shapes))
         out_specs = _specs_by_rank(out_spec, jax.tree.structure(shapes), out_ranks)
         return nnx.shard_map(function, mesh=mesh, in_specs=(specs,), out_specs=out_specs)(batch)
 

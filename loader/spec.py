@@ -93,13 +93,13 @@ def is_text(dtype: Any) -> bool:
 
 
 def zero_rows(spec: Spec, count: int) -> Any:
-    """`count` rows of zeros (None for objects) that look like records of this spec."""
+    """`count` rows of zeros (empty texts for objects) that look like records of this spec."""
 
     def zeros(s: jax.ShapeDtypeStruct) -> Any:
         if not isinstance(s.dtype, np.dtype):  # PRNG keys
             return jnp.broadcast_to(jax.random.key(0), (count, *s.shape))
         if s.dtype.hasobject:
-            return np.full((count, *s.shape), None)
+            return np.full((count, *s.shape), "", object)
         return np.zeros((count, *s.shape), s.dtype)
 
     return jax.tree.map(zeros, spec)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from loader.data_loader import DataLoader
@@ -20,7 +21,7 @@ def assert_same_batch(got: Any, expected: Any, what: str) -> None:
     """Both trees have the same leaves, bit for bit."""
     assert jax.tree.structure(got) == jax.tree.structure(expected), f"{what}: other tree"
     for index, pair in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)):
-        a, b = (np.asarray(leaf) for leaf in pair)
+        a, b = (_as_numpy(leaf) for leaf in pair)
         assert (a.shape, a.dtype) == (b.shape, b.dtype), (
             f"{what}: leaf {index} is {a.dtype}{a.shape}"
         )
@@ -65,6 +66,7 @@ def assert_covers_each_record_once(
     `leaf` is the top-level leaf that tells records apart and `expected` its values in any order
     (0 to n - 1 if not given). Under `drop`, none comes twice and fewer than a batch are missing.
     """
+    loader.reset()
     plan = loader.plan
     expected = np.arange(plan.num_records) if expected is None else np.asarray(expected)
     seen: dict[int, list[Any]] = {}
@@ -83,6 +85,11 @@ def assert_covers_each_record_once(
         assert set(values) <= set(expected.tolist()), f"epoch {epoch} has an unknown record"
         missing = len(expected) - len(values)
         assert missing <= missing_at_most, f"epoch {epoch} lacks {missing} records"
+
+
+def _as_numpy(leaf: Any) -> np.ndarray:
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def _shape(state: Any) -> Any:

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -191,3 +192,67 @@ def test_a_batch_that_is_not_like_its_spec_is_refused():
     next(batches)
     with pytest.raises(ValueError, match=r"batch 1: leaf 'x' is float32\[3, 2, 2\] where the spec"):
         next(batches)
+
+
+def test_a_collate_of_texts_needs_no_zeros():
+    texts = [{"t": "a" * n} for n in range(1, 9)]
+
+    class Lengths(PadBatcher):
+        def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
+            return super().collate({"n": np.array([len(t) for t in rows["t"]])}, valid)
+
+    loader = DataLoader(texts, batch_size=3, batcher=Lengths())
+    assert [batch["n"].tolist() for batch in loader] == [[1, 2, 3], [4, 5, 6], [7, 8, 0]]
+    by_list = DefaultBatcher(collate_fn=lambda r: {"t": [x["t"] for x in r], "count": len(r)})
+    loader = DataLoader(texts, batch_size=4, batcher=by_list, remainder="drop")
+    assert [batch["t"][0] for batch in loader.host_batches()] == ["a", "aaaaa"]
+
+
+def test_arrays_of_texts_are_padded_with_nothing_and_listed():
+    data = {"t": np.array(["a", "bb", "c"]), "s": np.array([b"a", b"b", b"c"])}
+    last = list(DataLoader(data, batch_size=2).host_batches())[-1]
+    assert (last["t"].tolist(), last["s"].tolist()) == (["c", ""], [b"c", b""])
+    loader = DataLoader(data, batch_size=2, batcher=DefaultBatcher(), remainder="drop")
+    assert next(loader.host_batches())["t"] == ["a", "bb"]
+
+
+class ThroughProcess(PadBatcher):
+    def process(self, elements: Iterable[Any], *args: Any, batch_size: int, **kw: Any) -> Any:
+        return super().process(elements, batch_size=batch_size)
+
+
+def test_rows_are_counted_once_however_a_batcher_is_written():
+    batcher = ThroughProcess()
+    loader = DataLoader(unlike_records(7), batch_size=3, batcher=batcher)
+    list(loader)
+    loader.batch_at(0)
+    assert batcher.get_operation_stats() == {"applied_count": 7, "skipped_count": 2}
+    list(batcher.process(records(4), batch_size=2))
+    assert batcher.get_operation_stats() == {"applied_count": 11, "skipped_count": 2}
+
+
+def test_a_batch_without_records_is_all_mask_also_by_process():
+    dataset = grain.MapDataset.source(records(8)).filter(lambda record: record["id"] < 4)
+    loader = DataLoader(dataset, batch_size=4, batcher=ThroughProcess())
+    assert [batch["valid_mask"].sum() for batch in loader.host_batches()] == [4, 0]
+    with pytest.raises(ValueError, match=r"DefaultBatcher never pads: use PadBatcher"):
+        list(DataLoader(dataset, batch_size=3, batcher=DefaultBatcher(), remainder="drop"))
+
+
+def test_a_leaf_without_rows_cannot_be_cut_into_microbatches():
+    class Adding(PadBatcher):
+        def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
+            return {**super().collate(rows, valid), "w": np.arange(4.0)}
+
+    loader = DataLoader(unlike_records(8), batch_size=8, microbatches=2, batcher=Adding())
+    for call in (loader.batch_spec, lambda: next(loader.host_batches())):
+        with pytest.raises(ValueError, match="leaf 'w' has no row for each of the 8 records"):
+            call()
+
+
+def test_keys_and_texts_that_differ_are_named_too():
+    with pytest.raises(ValueError, match="leaf 'k' of record 1"):
+        list(PadBatcher().process([{"k": "a"}, {"k": 3}], batch_size=2))
+    keys = [{"k": jax.random.key(0)}, {"k": jax.random.split(jax.random.key(0), 2)}]
+    with pytest.raises(ValueError, match="leaf 'k' of record 1"):
+        list(PadBatcher().process(keys, batch_size=2))

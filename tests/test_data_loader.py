@@ -1,16 +1,20 @@
+import copy
 import itertools
+import json
 import subprocess
 import sys
 import threading
+import tracemalloc
 import weakref
 from typing import Any
 
+import cloudpickle
 import grain
 import jax
 import numpy as np
 import pytest
 
-from loader import BlockShuffle, DataLoader, Sequential, Shuffle, Threads
+from loader import BlockShuffle, DataLoader, PadBatcher, Sequential, Shuffle, Threads
 from loader.order import Order
 from loader.plan import Remainder
 from loader.testing import (
@@ -411,3 +415,117 @@ def test_exit_in_the_middle_of_iteration_is_silent():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0 1]\n", "")
+
+
+def test_operators_may_come_from_an_iterator():
+    operators = (operator for operator in [add_one])
+    assert "y" in next(DataLoader(unlike_records(10), batch_size=4, operators=operators))
+
+
+def test_an_epoch_that_is_not_taken_is_said_to_be():
+    loader = DataLoader(unlike_records(10), batch_size=4, epochs=3)
+    with pytest.raises(
+        RuntimeError, match=r"no batch of epoch 0 was taken.*seek\(epoch\.end_step\)"
+    ):
+        list(loader.by_epoch())
+    taken = []
+    for epoch in loader.by_epoch():
+        if epoch.index == 1:
+            loader.seek(epoch.end_step)
+        else:
+            taken += [epoch.index for _ in epoch]
+    assert taken == [0, 0, 0, 2, 2, 2]
+
+
+def test_the_epoch_is_the_same_before_and_after_a_restore():
+    loader = DataLoader(unlike_records(10), batch_size=4, epochs=2, remainder="carry")
+    for _ in loader:
+        resumed = loader.clone()
+        resumed.set_state(loader.get_state())
+        assert resumed.epoch.get_value() == loader.epoch.get_value()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workers": 2}, r"such as workers=Threads\(2\)"),
+        ({"order": "shuffle"}, r"such as Shuffle\(seed=0\), got 'shuffle'"),
+        ({"order": Shuffle}, r"such as Shuffle\(seed=0\)"),
+        ({"batcher": PadBatcher}, r"such as batcher=PadBatcher\(\)"),
+    ],
+)
+def test_wrong_kinds_of_settings_are_refused_at_once(settings: Any, message: str):
+    with pytest.raises(TypeError, match=message):
+        DataLoader(unlike_records(10), batch_size=4, **settings)
+
+
+def test_a_length_that_an_order_cannot_take_is_refused_at_once():
+    with pytest.raises(ValueError, match="loses one record"):
+        DataLoader(np.zeros(65_537), batch_size=4, order=Shuffle(0, match_grain=True))
+
+
+def test_numpy_integers_are_integers():
+    loader = DataLoader(unlike_records(10), batch_size=np.int64(4))  # pyright: ignore[reportArgumentType]
+    assert ids(loader.batch_at(np.int64(1))) == [4, 5, 6, 7]  # pyright: ignore[reportArgumentType]
+    assert len(json.dumps(loader.get_state())) < 1024
+
+
+def test_a_number_that_does_not_fit_is_named_wherever_it_is():
+    data = {"n": np.array([1, 2, 3, 2**40, 5, 6])}
+    with pytest.raises(ValueError, match=r"leaf 'n' of record 3 holds 1099511627776"):
+        next(DataLoader(data, batch_size=6, microbatches=2))
+
+    class Scalar(PadBatcher):
+        def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
+            return {**super().collate({"k": rows["n"] * 0}, valid), "big": np.int64(2**40)}
+
+    with pytest.raises(ValueError, match="leaf 'big' holds 1099511627776"):
+        next(DataLoader(data, batch_size=6, batcher=Scalar()))
+
+
+def test_bytes_in_the_other_order_are_turned_around():
+    data = {"x": np.arange(10, dtype=">i4"), "y": np.arange(10, dtype=">i8")}
+    loader = DataLoader(data, batch_size=4)
+    assert {s.dtype for s in (loader.batch_spec()[k] for k in data)} == {np.dtype(np.int32)}
+    assert next(loader)["y"].tolist() == [0, 1, 2, 3]
+    for dtype in ("i4,i4", np.longdouble):
+        loader = DataLoader({"x": np.zeros(10, dtype)}, batch_size=4)
+        with pytest.raises(ValueError, match=r"leaf 'x' holds .* values, which no device can"):
+            next(loader)
+
+
+def test_copies_do_not_move_the_original():
+    loader = DataLoader(unlike_records(40), batch_size=4, workers=Threads(1))
+    next(loader)
+    for other in (copy.copy(loader), copy.deepcopy(loader), loader.clone(), loader.copy(name="x")):
+        assert [ids(next(other))[0] for _ in range(3)] == [4, 8, 12]
+        other.close()
+    assert ids(next(loader)) == [4, 5, 6, 7]
+    loader.close()
+
+
+def test_host_work_can_go_to_another_process():
+    loader = DataLoader(unlike_records(10), batch_size=4, order=Shuffle(0), operators=[add_one])
+    there = cloudpickle.loads(cloudpickle.dumps(loader.to_grain()))
+    assert_same_batch(there[2], loader.to_grain()[2], "batch 2")
+    with pytest.raises(IndexError, match="no steps"):
+        DataLoader(unlike_records(10), batch_size=4, steps=0).to_grain()[0]
+
+
+def test_a_virtual_source_takes_no_memory():
+    class Virtual:
+        def __len__(self) -> int:
+            return 10**12
+
+        def __getitem__(self, index: int) -> Any:
+            return {"id": np.int64(index)}
+
+    tracemalloc.start()
+    for order in (Shuffle(0), BlockShuffle(0, 64, 16)):
+        loader = DataLoader(Virtual(), batch_size=1000, order=order, prefetch=0)
+        for step in (0, 5 * 10**8, 10**9 - 1):
+            loader.seek(step)
+            next(loader.host_batches())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * 2**20

@@ -343,3 +343,85 @@ def test_a_loader_refuses_a_stage_whose_stream_is_missing():
     with pytest.raises(ValueError, match="'noise'"):
         DataLoader(unlike_records(4), batch_size=2, batcher=batcher)
     DataLoader(unlike_records(4), batch_size=2, batcher=batcher, rngs=nnx.Rngs(noise=0))
+
+
+def test_the_cache_tells_apart_whatever_differs():
+    module = make(cacheable=True)
+    keys = [
+        {"a": None, "b": 1},
+        {"b": 1},
+        (1, 2),
+        [1, 2],
+        np.array([1.0], object),
+        np.array(["1.0"], object),
+        np.zeros(2, [("a", "i4")]),
+        np.zeros(2, [("b", "i4")]),
+        np.zeros(2, jnp.bfloat16),
+        np.zeros(2, "datetime64[s]"),
+        jax.random.key(0),
+        jax.random.key_data(jax.random.key(0)),
+        1,
+        True,
+    ]
+    assert [module.cached(key, lambda i=i: i) for i, key in enumerate(keys)] == list(range(14))
+    assert module.cached((1, 2), lambda: "other", purpose="other") == "other"
+
+
+def test_another_config_does_not_see_what_the_old_one_cached():
+    module = make(cacheable=True, batch_stats_fn=mean_of)
+    module.compute_statistics(np.eye(2))
+    config = LoaderModuleConfig(cacheable=True, batch_stats_fn=lambda data: {"mean": data.max()})
+    assert stats_of(module.copy(config=config), np.eye(2))["mean"] == 1
+
+
+def test_a_copy_is_checked_like_a_new_module():
+    with pytest.raises(ValueError, match="has no rngs"):
+        PadBatcher().copy(config=StructuralConfig(stochastic=True, stream_name="noise"))
+
+
+def test_statistics_of_another_dtype_are_other_statistics():
+    scales = [np.int32(2), np.float32(2)]
+
+    @nnx.jit
+    def scaled(module: LoaderModule, x: jax.Array) -> jax.Array:
+        return x * stats_of(module)["scale"]
+
+    dtypes = [
+        scaled(make(precomputed_stats={"scale": s}), jnp.ones(2, jnp.int32)).dtype for s in scales
+    ]
+    assert dtypes == [np.int32, np.float32]
+
+
+class Holder(LoaderModule):
+    def __init__(self) -> None:
+        super().__init__(LoaderModuleConfig())
+        self.b = nnx.Variable(np.zeros(3, np.float32))
+        self.late = nnx.BatchStat(None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros(3, np.float64), np.zeros(4, np.float32), {}, "text", [np.zeros(3, np.float32)]],
+)
+def test_a_variable_takes_only_its_own_shape_and_dtype(value: Any):
+    module = Holder()
+    with pytest.raises(ValueError, match="structurally incompatible"):
+        module.set_state({**module.get_state(), "b": value})
+    with pytest.raises(ValueError, match="structurally incompatible"):
+        module.set_state({**module.get_state(), "_computed_stats": 5})
+
+
+def test_a_variable_without_a_value_takes_any():
+    module = Holder()
+    module.set_state({**module.get_state(), "late": np.arange(4)})
+    np.testing.assert_array_equal(module.late.get_value(), np.arange(4))
+
+
+def test_a_state_shares_no_array_with_its_module():
+    module = make()
+    module.set_statistics({"mean": np.zeros(2)})
+    clone, state = module.clone(), module.get_state()
+    stats_of(module)["mean"][:] = 3
+    state["_applied_count"][...] = 99
+    assert stats_of(clone)["mean"].tolist() == state["_computed_stats"]["mean"].tolist() == [0, 0]
+    assert module.get_operation_stats()["applied_count"] == 0

@@ -3,6 +3,7 @@ from typing import Any
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -295,3 +296,88 @@ def test_block_shuffle_reads_whole_blocks_of_files(tmp_path: Path):
     source = ArrayRecordSource(write_raw_records(tmp_path, [10, 10]), RawArrays(RECORD_SPEC))
     loader = DataLoader(source, batch_size=6, order=BlockShuffle(1, block_size=5, window=2))
     assert_covers_each_record_once(loader, "id")
+
+
+def test_a_source_that_gives_other_rows_than_asked_for_is_named():
+    class Short(Gathering):
+        def gather(self, indices: np.ndarray) -> dict[str, Any]:
+            return super().gather(indices[:1])
+
+    class ShortList(ByList):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return super().__getitems__(indices[:1])
+
+    class Columns(ByList):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return {"id": indices}
+
+    for source, message in (
+        (Short(), r"Short\.gather was asked for 3 rows and gave a leaf of shape \(1,\)"),
+        (ShortList(), r"ShortList\.__getitems__ was asked for 3 records"),
+        (Columns(), r"Columns\.__getitems__ .* gave a dict"),
+    ):
+        loader = DataLoader(source, batch_size=3)
+        loader._work.row_spec = RECORD_SPEC
+        with pytest.raises(ValueError, match=message):
+            next(loader.host_batches())
+
+
+def test_a_list_of_numbers_is_an_array():
+    rows = [{"ids": [n, n + 1, n + 2], "grid": [[n, 1.5]], "t": "x"} for n in range(4)]
+    batch = next(DataLoader(rows, batch_size=2).host_batches())
+    assert (batch["ids"].shape, batch["grid"].shape) == ((2, 3), (2, 1, 2))
+    with pytest.raises(ValueError, match=r"leaf 'ids' of record 1 is int64\[2\]"):
+        next(DataLoader([{"ids": [1]}, {"ids": [1, 2]}], batch_size=2).host_batches())
+    with pytest.raises(ValueError, match="a record needs at least one leaf"):
+        next(DataLoader([{}, {}], batch_size=2).host_batches())
+
+
+def test_a_file_that_breaks_after_opening_is_still_named_right(tmp_path: Path):
+    paths = write_raw_records(tmp_path, [10, 20, 10])
+
+    def picky(data: bytes) -> Any:
+        record = RawArrays(RECORD_SPEC)(data)
+        if record["id"] == 35:
+            raise KeyError("colour")
+        return record
+
+    source = ArrayRecordSource(paths, picky)
+    source.gather(np.array([15, 34]))
+    Path(paths[1]).unlink()
+    with pytest.raises(ValueError, match=r"record 35 \(record 5 of .*part-2"):
+        source.gather(np.array([34, 35]))
+    with pytest.raises(IndexError, match="records 34 to 40 of a source of 40"):
+        source.gather(np.array([34, 40]))
+
+
+def test_a_file_may_have_brackets_in_its_name(tmp_path: Path):
+    path = write_array_record(tmp_path / "d[1].array_record", [b"one"])
+    assert len(ArrayRecordSource(path)) == 1
+
+
+def test_raw_arrays_refuse_to_write_what_would_come_back_otherwise():
+    parser = RawArrays({"a": jax.ShapeDtypeStruct((), np.dtype(np.int8))})
+    for value in (300, 1.7):
+        with pytest.raises(ValueError, match="leaf 'a' holds values that do not fit int8"):
+            parser.encode({"a": value})
+    with pytest.raises(ValueError, match="the record is built as"):
+        parser.encode({"b": 1})
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, "datetime64[s]", ">f4", "f8", "c8", "?"])
+def test_data_of_any_dtype_can_be_saved(dtype: Any):
+    data = {"x": np.arange(5).astype(dtype)}
+    state = DataLoader(data, batch_size=3).get_state()
+    DataLoader(data, batch_size=3).set_state(state)
+    changed = {"x": np.arange(5)[::-1].astype(dtype)}
+    with pytest.raises(ValueError, match=r"data\.sample"):
+        DataLoader(changed, batch_size=3).set_state(state)
+
+
+def test_a_path_is_no_source():
+    with pytest.raises(TypeError, match=r"is a path or a text.*ArrayRecordSource\(path"):
+        DataLoader("data/*.array_record", batch_size=4)
+    with pytest.raises(TypeError, match="__len__ and __getitem__"):
+        DataLoader(object(), batch_size=4)
+    with pytest.raises(ValueError, match=r"leaf 'k' holds PRNG keys.*key_data"):
+        DataLoader({"k": jax.random.split(jax.random.key(0), 5)}, batch_size=3)

@@ -1,14 +1,26 @@
+import dataclasses
+import functools
 import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from loader import ArrayRecordSource, DataLoader, PadBatcher, RawArrays, Sequential, Shuffle
+from loader import (
+    ArrayRecordSource,
+    DataLoader,
+    DefaultBatcher,
+    PadBatcher,
+    RawArrays,
+    Sequential,
+    Shuffle,
+)
+from loader.digest import describe
 from loader.plan import Remainder
 from loader.testing import assert_same_batch
 from tests.data import RECORD_SPEC, unlike_records, write_raw_records
@@ -278,3 +290,109 @@ def test_a_callables_version_is_part_of_what_it_is():
     tokenise.version = "2"  # pyright: ignore[reportFunctionMemberAccess]
     with pytest.raises(ValueError, match="operators: saved"):
         make(operators=[tokenise]).set_state(state)
+
+
+class AddN(NamedTuple):
+    n: int
+
+    def __call__(self, rows: Any) -> Any:
+        return rows
+
+
+class MulN(NamedTuple):
+    n: int
+
+    def __call__(self, rows: Any) -> Any:
+        return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Caching:
+    by: float
+    seen: list[int] = dataclasses.field(default_factory=list, compare=False)
+
+    def __call__(self, rows: Any) -> Any:
+        self.seen.append(1)
+        return rows
+
+
+class Scale:
+    def __init__(self, by: Any) -> None:
+        self.by = by
+        self._lock = threading.Lock()
+
+    def __call__(self, rows: Any) -> Any:
+        return rows
+
+
+class Reversed(NamedTuple):
+    start: int = 0
+
+    def records(self, positions: np.ndarray, num_records: int) -> np.ndarray:
+        return (self.start - positions) % num_records
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (AddN(3), MulN(3)),
+        (AddN(3), AddN(4)),
+        (Scale(0.5), Scale("0.5")),
+        (Scale(1), Scale(2)),
+        (Caching(1.0), Caching(2.0)),
+        (functools.partial(Scale, 1), functools.partial(Scale, 2)),
+    ],
+)
+def test_the_settings_of_an_operator_are_part_of_what_it_is(one: Any, other: Any):
+    state = saved(
+        operators=[one] if callable(one) and not isinstance(one, functools.partial) else []
+    )
+    same, different = (describe(value) for value in (one, other))
+    assert same != different
+    if state["fingerprint"]["operators"] != make().get_state()["fingerprint"]["operators"]:
+        make(operators=[one]).set_state(state)  # though it has run, and holds a lock or a cache
+        with pytest.raises(ValueError, match="operators: saved"):
+            make(operators=[other]).set_state(state)
+
+
+def test_numbers_are_the_same_from_numpy_and_from_python():
+    assert describe(Scale(np.int64(3))) == describe(Scale(3))
+
+
+def test_an_order_may_be_a_named_tuple():
+    state = saved(order=Reversed(3))
+    make(order=Reversed(3)).set_state(state)
+    with pytest.raises(ValueError, match="order: saved"):
+        make(order=Reversed(4)).set_state(state)
+
+
+def test_a_collate_function_is_part_of_the_batcher():
+    def loader(collate_fn: Any) -> DataLoader:
+        return make(batcher=DefaultBatcher(collate_fn=collate_fn), remainder="drop")
+
+    def first(records: list[Any]) -> Any:
+        return {"id": np.stack([record["id"] for record in records])}
+
+    def second(records: list[Any]) -> Any:
+        return {"id": -np.stack([record["id"] for record in records])}
+
+    state = loader(first).get_state()
+    loader(first).set_state(state)
+    with pytest.raises(ValueError, match="batcher: saved"):
+        loader(second).set_state(state)
+
+
+def test_a_long_fingerprint_of_a_source_stays_within_a_kilobyte():
+    class Talkative:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Any:
+            return {"id": np.int32(index)}
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {"ü" * 24 + str(n): n for n in range(50)}
+
+    state = DataLoader(Talkative(), batch_size=2).get_state()
+    assert len(json.dumps(state)) <= 1024
+    assert "data" in state["fingerprint"]
