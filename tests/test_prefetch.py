@@ -353,7 +353,8 @@ def test_leaving_in_the_middle_is_clean(full: bool):
             assert child.stdout.readline() == "running\n"
             child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=120)
-        noise = [line for line in stderr.splitlines() if not line.startswith((" ", "Traceback"))]
+        lines = [line for line in stderr.splitlines() if line.strip()]
+        noise = [line for line in lines if not line.startswith((" ", "Traceback"))]
         expected = {"exception": ["ValueError: as planned"], "interrupt": ["KeyboardInterrupt"]}
         assert (child.returncode, noise) == (WAYS[way], expected.get(way, [])), stderr
         assert stderr.count("Traceback") == (way in expected)
