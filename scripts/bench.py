@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
 from loader import ArraySource, DataLoader, Sequential, Shuffle
@@ -154,7 +155,61 @@ def seek(quick: bool) -> dict[str, Any]:
     return figures
 
 
-WORKLOADS = {"memory": memory, "seek": seek}
+def overlap(quick: bool) -> dict[str, Any]:
+    """A load and a step of about equal length, both waits that hold no core."""
+    wait_s = 0.02
+
+    class Slow(ArraySource):
+        def gather(self, indices: np.ndarray) -> Any:
+            time.sleep(wait_s)
+            return super().gather(indices)
+
+    total = jax.jit(lambda x: x.sum())
+
+    def step(batch: dict[str, Any]) -> None:
+        time.sleep(wait_s)
+        total(batch["x"]).block_until_ready()
+
+    def seconds_per_step(prefetch: int, run: Callable[[dict[str, Any]], None]) -> float:
+        source = Slow({"x": np.zeros((4096, 64), np.float32)})
+        with DataLoader(source, batch_size=64, epochs=None, prefetch=prefetch) as loader:
+            for batch in itertools.islice(loader, 5):
+                run(batch)
+            start = time.perf_counter()
+            for batch in itertools.islice(loader, steps):
+                run(batch)
+            return (time.perf_counter() - start) / steps
+
+    steps = 50 if quick else 200
+    both = seconds_per_step(0, step)
+    load = seconds_per_step(0, lambda batch: None)
+    longer = max(load, both - load)
+    figures = {"load_ms": load * 1e3, "step_ms": (both - load) * 1e3}
+    print(f"\noverlap: load {load * 1e3:.1f} ms, step {(both - load) * 1e3:.1f} ms")
+    for prefetch in (1, 2):
+        wall = seconds_per_step(prefetch, step)
+        figures[f"prefetch={prefetch}, over the longer"] = wall / longer
+        print(
+            f"  prefetch={prefetch}  {wall * 1e3:6.2f} ms/step   {wall / longer:.3f} x the longer"
+        )
+    return {"overlap": figures}
+
+
+def state(quick: bool) -> dict[str, Any]:
+    """How long `get_state` takes, and how large its document is."""
+    loader = DataLoader({"x": np.arange(1000)}, batch_size=10, order=Shuffle(0))
+    document = loader.get_state()  # the first reads a few records for the fingerprint
+    times = []
+    for _ in range(200 if quick else 2000):
+        start = time.perf_counter()
+        loader.get_state()
+        times.append(time.perf_counter() - start)
+    figures = {"us": statistics.median(times) * 1e6, "bytes": len(json.dumps(document))}
+    print(f"\nstate\n  get_state {figures['us']:.1f} µs, {figures['bytes']} bytes")
+    return {"state": figures}
+
+
+WORKLOADS = {"memory": memory, "seek": seek, "overlap": overlap, "state": state}
 
 
 def main() -> None:
