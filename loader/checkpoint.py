@@ -3,23 +3,31 @@
 The document describes the last batch delivered. It holds version, step, position, the origin from
 which steps are counted, batch size and remainder (a change of which moves the origin), one short
 digest per field of the fingerprint, and a checksum over all of that. It holds nothing about hosts,
-devices, workers or prefetch.
+devices, workers or prefetch: there is one for the whole job, and process 0 writes it.
+
+It is kept in files of its own (`write_newest`, `read_newest`) or inside an Orbax checkpoint: as a
+checkpointable of v1 through the loader's `save` and `load`, and in v0's `Composite` as
+`LoaderSave(loader)` and `LoaderRestore(loader)`.
 """
 
-import functools
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
-from loader.batchers import BatcherModule
-from loader.digest import DIGEST_HEX_DIGITS, describe, digest
-from loader.module import LoaderModule
-from loader.operator import HostOperator
-from loader.order import Order
-from loader.sources.source import fingerprint as source_fingerprint
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from loader.digest import DIGEST_HEX_DIGITS
 
 STATE_VERSION = 1
+DOCUMENT_NAME = "loader.json"
 
 _TYPES = {
     "version": int,
@@ -31,70 +39,18 @@ _TYPES = {
     "fingerprint": dict,
     "checksum": str,
 }
-_LONGEST_FIELD_NAMES = 160  # bytes of JSON: more than that, and the data is one field
 _LARGEST_COUNT = 2**63
+_MOST_BYTES = 64 * 1024  # of a file that may be a document: real ones have at most one of them
+_FILE_NAME = re.compile(r"(\d{8})-step-(\d+)\.json")
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-class Fingerprint:
-    """What decides the batches, as a digest per field; and in words, to explain a difference.
+class Checkpointable(Protocol):
+    """What can be saved here: a `DataLoader`."""
 
-    Fields are `data.*` (from the source), `order`, `order.seed`, `operators` and `batcher`.
-    """
+    def get_state(self) -> dict[str, Any]: ...
 
-    def __init__(
-        self, source: Any, order: Order, operators: Sequence[HostOperator], batcher: BatcherModule
-    ) -> None:
-        # Described now, before running can change them; the data, which must be read, when asked.
-        self._source = source
-        self._settings = {
-            **_order_fields(order),
-            "operators": [_describe_operator(operator) for operator in operators],
-            "batcher": batcher.fingerprint(),
-        }
-
-    @functools.cached_property
-    def _values(self) -> dict[str, Any]:
-        return {**_data_fields(source_fingerprint(self._source)), **self._settings}
-
-    @functools.cached_property
-    def digests(self) -> dict[str, str]:
-        """The digest of each field. The first time, this reads a few records."""
-        return {name: digest(value) for name, value in self._values.items()}
-
-    def refuse_differences(self, saved: Mapping[str, str], allowed: Iterable[str]) -> None:
-        """Raise `ValueError` for every field that differs and is not allowed to."""
-        allowed = {allowed} if isinstance(allowed, str) else set(allowed)
-        known = {*saved, *self.digests}
-        for name in allowed:
-            if not any(_covers(name, field) for field in known):
-                raise ValueError(
-                    f"allow_changes names {name!r}, which is no field: there are {sorted(known)}"
-                )
-        differing = [
-            field
-            for field in sorted(known)
-            if saved.get(field) != self.digests.get(field)
-            and not any(_covers(name, field) for name in allowed)
-        ]
-        if differing:
-            lines = "\n".join(
-                f"  {field}: saved {saved.get(field, 'absent')}, here "
-                f"{self.digests.get(field, 'absent')}{self._words(field)}"
-                for field in differing
-            )
-            names = ", ".join(repr(field) for field in differing)
-            raise ValueError(
-                "the state was saved with other data or another configuration:\n"
-                f"{lines}\nRestore it into a loader that is like the one that saved it, or, to go "
-                f"on with the change, set_state(state, allow_changes={{{names}}})"
-            )
-
-    def _words(self, field: str) -> str:
-        if field not in self._values:
-            return ""
-        text = json.dumps(describe(self._values[field]))
-        return f" ({text if len(text) <= 100 else text[:97] + '...'})"
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 def make_document(
@@ -163,24 +119,117 @@ def _short(value: Any) -> str:
     return str(value)[:60] if isinstance(value, int | float | str) else type(value).__name__
 
 
-def _covers(name: str, field: str) -> bool:
-    return field == name or field.startswith(f"{name}.")
+# Documents as text
 
 
-def _data_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    if len(json.dumps(list(values))) > _LONGEST_FIELD_NAMES:
-        return {"data": dict(values)}
-    return {f"data.{name}": value for name, value in values.items()}
+def document_text(state: Mapping[str, Any]) -> str:
+    """The document for a file: JSON that a person can read."""
+    return json.dumps(state, indent=1) + "\n"
 
 
-def _describe_operator(operator: HostOperator) -> Any:
-    if isinstance(operator, LoaderModule):
-        version = getattr(operator, "version", None)
-        return [describe(type(operator)), describe(operator.config), version]
-    return describe(operator)
+def read_document(path: epath.PathLike) -> dict[str, Any]:
+    """The document in a file, checked. `ValueError` if it is not whole."""
+    file = epath.Path(path)
+    if not file.exists():
+        raise FileNotFoundError(f"there is no state document {os.fspath(file)}")
+    if file.stat().length > _MOST_BYTES:
+        raise _damaged(f"{os.fspath(file)} has {file.stat().length} bytes")
+    try:
+        state = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(f"{os.fspath(file)} is no JSON ({type(error).__name__})") from error
+    try:
+        check_document(state)
+    except TypeError as error:
+        raise _damaged(f"{os.fspath(file)}: {error}") from error
+    return state
 
 
-def _order_fields(order: Order) -> dict[str, Any]:
-    described = describe(order)
-    seed = described.get("fields", {}).pop("seed", None)
-    return {"order": described} if seed is None else {"order": described, "order.seed": seed}
+# Documents in a folder of their own
+
+
+def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], keep: int) -> Path:
+    """Write the document as the newest of a folder, whole or not at all, then drop the oldest."""
+    if type(keep) is not int or keep < 1:
+        raise ValueError(f"keep must be an int of at least 1, got {keep!r}")
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    older = _documents(folder)
+    sequence = int(older[-1].name[:8]) + 1 if older else 0
+    target = folder / f"{sequence:08d}-step-{state['step']}.json"
+    partial = folder / f".{target.name}.partial-{os.getpid()}"
+    try:
+        with partial.open("w") as file:
+            file.write(document_text(state))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync(folder)
+    for path in older[: len(older) + 1 - keep]:
+        path.unlink(missing_ok=True)
+    return target
+
+
+def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The newest whole document of a folder; a damaged one is passed over with a warning."""
+    paths = _documents(Path(directory)) if Path(directory).is_dir() else []
+    for path in reversed(paths):
+        try:
+            return read_document(path)
+        except ValueError as error:
+            warnings.warn(f"passing over {path}: {error}", RuntimeWarning, stacklevel=3)
+    raise FileNotFoundError(
+        f"{os.fspath(directory)} holds no state document that is whole: save one with "
+        "loader.save(directory)"
+    )
+
+
+def _documents(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
+
+
+def _sync(folder: Path) -> None:
+    """Make the new name itself last, where the file system lets a folder be synced."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Orbax
+
+
+def write_once(state: Mapping[str, Any], directory: epath.PathLike) -> None:
+    """Write the document into a folder of Orbax's: process 0 does, for all."""
+    if jax.process_index() == 0:
+        (epath.Path(directory) / DOCUMENT_NAME).write_text(document_text(state))
+
+
+class LoaderCheckpointHandler(ocp.CheckpointHandler):
+    """Saves and restores a loader as an item of an Orbax v0 checkpoint."""
+
+    def save(self, directory: epath.Path, args: "LoaderSave") -> None:
+        write_once(args.loader.get_state(), directory)
+
+    def restore(self, directory: epath.Path, args: "LoaderRestore") -> Checkpointable:
+        args.loader.set_state(read_document(directory / DOCUMENT_NAME))
+        return args.loader
+
+
+@ocp.args.register_with_handler(LoaderCheckpointHandler, for_save=True)
+@dataclasses.dataclass
+class LoaderSave(ocp.args.CheckpointArgs):
+    """`Composite(state=..., data=LoaderSave(loader))`"""
+
+    loader: Checkpointable
+
+
+@ocp.args.register_with_handler(LoaderCheckpointHandler, for_restore=True)
+@dataclasses.dataclass
+class LoaderRestore(ocp.args.CheckpointArgs):
+    """`Composite(state=..., data=LoaderRestore(loader))`: the loader goes on from there."""
+
+    loader: Checkpointable

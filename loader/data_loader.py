@@ -18,14 +18,23 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from loader.batchers import BatcherModule, PadBatcher
-from loader.checkpoint import Fingerprint, check_document, make_document
+from loader.checkpoint import (
+    DOCUMENT_NAME,
+    check_document,
+    make_document,
+    read_document,
+    read_newest,
+    write_newest,
+    write_once,
+)
+from loader.fingerprint import Fingerprint
 from loader.host_work import HostWork
 from loader.module import CheckpointableIteratorModule, LoaderModule, LoaderModuleConfig
 from loader.operator import HostOperator
 from loader.order import Order, Sequential
 from loader.placement import Placement
 from loader.plan import Plan, Remainder
-from loader.prefetch import Ahead
+from loader.prefetch import Ahead, BatchLost, thread_settings
 from loader.sharder import MeshSharder, SharderModule, placement_on_default_device
 from loader.sources import as_source
 from loader.spec import VALID_MASK, refuse_mask_key, x64_enabled
@@ -41,7 +50,7 @@ class _Cursor:
     running: "HostStream | _Placed | None" = None  # batches under way, on the host or on devices
 
 
-class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
+class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
     """Batches for a training loop, each a function of (data, configuration, step).
 
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.
@@ -128,6 +137,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
 
     def start(self) -> None:
         """Begin to prefetch now, for example while the model is being restored."""
+        iter(self)
         if not self._at_end():
             self._running(_Placed)
 
@@ -137,16 +147,25 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
             self._finish()
             raise StopIteration
         try:
-            step, batch, *counts = next(self._running(kind))
-            if step != self._cursor.step:
+            item = self._next_item(kind)
+            if item is None:  # an interrupt has come in between: make it again
                 self.close()
-                step, batch, *counts = next(self._running(kind))
+                item = self._next_item(kind)
         except BaseException:
             self.close()  # whatever is under way has moved on: asked again, the same batch comes
             raise
-        assert step == self._cursor.step, (step, self._cursor.step)
+        assert item is not None, f"no batch of step {self._cursor.step}"
+        step, batch, *counts = item
         self._delivered(step, *(counts or _rows_applied_and_masked(batch, self._work)))
         return batch
+
+    def _next_item(self, kind: "type[HostStream] | type[_Placed]") -> tuple[Any, ...] | None:
+        """What comes next, unless it is not the batch of the cursor's step."""
+        try:
+            item = next(self._running(kind))
+        except (StopIteration, BatchLost):
+            return None
+        return item if item[0] == self._cursor.step else None
 
     def _running(self, kind: "type[HostStream] | type[_Placed]") -> "HostStream | _Placed":
         running = self._cursor.running
@@ -157,7 +176,11 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
             running = self.workers.stream(self.to_grain(), self._cursor.step)
         else:
             placement = self._placement()
-            if isinstance(running, _Placed) and running.placement is placement:
+            if (
+                isinstance(running, _Placed)
+                and running.placement is placement
+                and running.settings == thread_settings()
+            ):
                 return running
             self.close()
             stream = self.workers.stream(self.to_grain(), self._cursor.step)
@@ -313,6 +336,39 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]]):
         same = same and step >= kept.origin_step and kept.position(step) == position
         self._move(kept if same else moved, step)
 
+    def save(self, directory: Any, *, keep: int = 3) -> Any:
+        """Write the state into a folder: atomically, as its newest; the `keep` newest are kept.
+
+        On several processes only the first writes. Orbax v1 calls this too, with a path of its own
+        kind, and is answered with what it awaits.
+        """
+        if hasattr(directory, "await_creation"):
+            return self._save_with_orbax(directory)
+        if jax.process_index() == 0:
+            write_newest(self.get_state(), directory, keep)
+        return None
+
+    def restore(self, directory: Any, *, allow_changes: Iterable[str] = ()) -> None:
+        """Go on from the newest whole state that `save` wrote into the folder."""
+        self.set_state(read_newest(directory), allow_changes=allow_changes)
+
+    async def _save_with_orbax(self, directory: Any) -> Any:
+        state = self.get_state()  # now: what is written later is still of this step
+
+        async def write() -> None:
+            write_once(state, await directory.await_creation())
+
+        return write()
+
+    async def load(self, directory: Any) -> Any:
+        """For Orbax v1: restore the loader from its part of a checkpoint."""
+        self.set_state(read_document(directory / DOCUMENT_NAME))
+
+        async def nothing_left() -> None:
+            pass
+
+        return nothing_left()
+
     # Lifecycle
 
     def close(self) -> None:
@@ -348,7 +404,8 @@ class _Placed:
         self, stream: HostStream, placement: Placement, work: HostWork, prefetch: int
     ) -> None:
         self.placement = placement
-        self._make = _PlaceNext(stream, placement, work, x64_enabled())
+        self.settings = thread_settings()
+        self._make = _PlaceNext(stream, placement, work)
         self._stream = stream
         self._ahead = (
             Ahead(self._make, stream.close, prefetch, "gristmill-prefetch") if prefetch else None
@@ -370,15 +427,11 @@ class _PlaceNext:
     stream: HostStream
     placement: Placement
     work: HostWork
-    x64: bool  # as it is in the consumer's thread, which this may not be
 
     def __call__(self) -> tuple[int, Any, int, int]:
         step, host_batch = next(self.stream)
         counts = _rows_applied_and_masked(host_batch, self.work)
-        if x64_enabled() == self.x64:
-            return step, _place(host_batch, step, self.placement, self.work), *counts
-        with jax.enable_x64(self.x64):
-            return step, _place(host_batch, step, self.placement, self.work), *counts
+        return step, _place(host_batch, step, self.placement, self.work), *counts
 
 
 def _place(host_batch: Any, step: int, placement: Placement, work: HostWork) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from loader.permutation import Int64s
@@ -70,19 +71,17 @@ class Placement:
         """The leaves in the dtypes of the spec. `ValueError` for an integer that does not fit."""
         narrow = []
         for number, (leaf, spec) in enumerate(zip(leaves, self._leaves, strict=True)):
-            leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+            leaf = _on_host(leaf)
             if number in self._unplaceable:
                 raise ValueError(
                     f"leaf {self._names[number]!r} holds {leaf.dtype} values, which no device can: "
                     "turn it into numbers or take it out with an operator, or iterate over "
                     "loader.host_batches()"
                 )
-            if leaf.dtype != spec.dtype:
-                small = leaf.astype(spec.dtype)
-                if leaf.dtype.kind in "iu" and not np.array_equal(small, leaf):
-                    raise self._does_not_fit(self._names[number], leaf, small, record_of)
-                leaf = small
-            narrow.append(leaf)
+            small = leaf if leaf.dtype == spec.dtype else leaf.astype(spec.dtype)
+            if small is not leaf and not survives(leaf, small):
+                raise self._does_not_fit(self._names[number], leaf, small, record_of)
+            narrow.append(small)
         return narrow
 
     def _does_not_fit(
@@ -138,7 +137,8 @@ class Placement:
                 continue
             for index in leaf.sharding.addressable_devices_indices_map(leaf.shape).values():
                 needed[index[axis]] = True
-        if needed.all():
+        shardings = [leaf.sharding for leaf in jax.tree.leaves(self.spec)]
+        if needed.all() or all(sharding.is_fully_addressable for sharding in shardings):
             return None
         if unaligned:
             raise ValueError(
@@ -149,8 +149,13 @@ class Placement:
 
     def _place_leaf(self, leaf: Any, spec: jax.ShapeDtypeStruct) -> jax.Array:
         sharding = spec.sharding
-        if not isinstance(leaf, np.ndarray):
-            return jax.device_put(leaf, sharding)  # PRNG keys
+        if not isinstance(leaf, np.ndarray):  # PRNG keys
+            if not sharding.is_fully_addressable:
+                raise ValueError(
+                    "PRNG keys cannot be placed on several processes: give "
+                    "jax.random.key_data(keys) and wrap it again in the step"
+                )
+            return jax.device_put(leaf, sharding)
         if self._columns is None:
             return jax.make_array_from_callback(spec.shape, sharding, leaf.__getitem__)
         axis, columns = len(self._rows_shape) - 1, self._columns
@@ -162,6 +167,18 @@ class Placement:
             return leaf[*index[:axis], first : first + stop - start, *index[axis + 1 :]]
 
         return jax.make_array_from_callback(spec.shape, sharding, piece)
+
+
+def survives(leaf: Any, small: Any) -> bool:
+    """Whether narrowing kept the values: of integers it must, floats are rounded as JAX does."""
+    return leaf.dtype.kind not in "iu" or np.array_equal(small, leaf)
+
+
+def _on_host(leaf: Any) -> Any:
+    """The leaf as a numpy array; PRNG keys as they are."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return np.asarray(leaf)
 
 
 def _ranges(rows: Int64s | None, count: int) -> str:

@@ -10,6 +10,8 @@ is closed, dropped or, with a bounded wait, when the interpreter exits.
 """
 
 import atexit
+import contextlib
+import copy
 import dataclasses
 import queue
 import sys
@@ -17,17 +19,24 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import jax
 
+from loader.placement import Placement
 from loader.sharder import MeshSharder
+from loader.spec import spec_of, x64_enabled
 
 T = TypeVar("T")
 
-_CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 _LIVENESS_CHECK_S = 1.0
+_MOST_PLACEMENTS = 64
+
+
+class BatchLost(RuntimeError):
+    """An interrupt struck between the queue and the consumer: what comes next is not in order."""
 
 
 class _End:
@@ -41,6 +50,11 @@ class _Failure:
     error: BaseException
 
 
+def thread_settings() -> tuple[bool, Any]:
+    """What JAX keeps per thread and placing depends on: x64, and the default device."""
+    return x64_enabled(), getattr(jax.config, "jax_default_device")  # noqa: B009  # not in its type
+
+
 class Ahead(Generic[T]):
     """`make()` called again and again in a thread, up to `depth` results ahead.
 
@@ -48,14 +62,15 @@ class Ahead(Generic[T]):
     """
 
     def __init__(
-        self, make: Callable[[], T], finish: Callable[[], None], depth: int, name: str
+        self, make: Callable[[], T], finish: Callable[[], Any], depth: int, name: str
     ) -> None:
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._slots = threading.Semaphore(depth)
         self._stop = threading.Event()
+        self._taken = 0
         self._thread = threading.Thread(
             target=_produce,
-            args=(make, finish, self._ready, self._slots, self._stop),
+            args=(make, finish, self._ready, self._slots, self._stop, thread_settings()),
             name=name,
             daemon=True,
         )
@@ -64,21 +79,25 @@ class Ahead(Generic[T]):
         weakref.finalize(self, _tell_to_stop, self._stop, self._slots)
 
     def take(self) -> T:
-        """The next result, in order; raises what `make` raised."""
+        """The next result, in order; raises what `make` raised. `BatchLost` if one is missing."""
         while True:
             try:
-                item = self._ready.get(timeout=_LIVENESS_CHECK_S)
+                number, item = self._ready.get(timeout=_LIVENESS_CHECK_S)
             except queue.Empty:
                 if self._thread.is_alive() or not self._ready.empty():
                     continue
-                raise RuntimeError("the prefetch thread has died without a word") from None
+                raise RuntimeError("the prefetch thread has ended, and left no batch") from None
             break
+        if number != self._taken:
+            raise BatchLost(f"result {self._taken} was lost to an interrupt")
         if isinstance(item, _End):
-            self._ready.put(item)
+            self._ready.put((number, item))
             raise StopIteration
         if isinstance(item, _Failure):
-            self._ready.put(_Failure(RuntimeError("the prefetch thread has ended with an error")))
+            again = RuntimeError("the prefetch thread has ended with an error")
+            self._ready.put((number, _Failure(again)))
             raise item.error
+        self._taken += 1
         self._slots.release()
         return item
 
@@ -86,36 +105,52 @@ class Ahead(Generic[T]):
         """Stop the thread and wait, but not for long. Says what it is still doing, if anything."""
         _tell_to_stop(self._stop, self._slots)
         if self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_TIMEOUT_S if timeout_s is None else timeout_s)
+            self._thread.join(CLOSE_TIMEOUT_S if timeout_s is None else timeout_s)
         if not self._thread.is_alive():
             while not self._ready.empty():  # let go of batches nobody will take
                 self._ready.get()
-            return None
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        place = traceback.extract_stack(frame)[-1] if frame else None
-        at = f"{place.filename}:{place.lineno} in {place.name}" if place else "unknown code"
-        return f"thread {self._thread.name} is still running, at {at}"
+        return still_running([self._thread])
+
+
+def still_running(threads: Iterable[threading.Thread]) -> str | None:
+    """What these threads are doing, in words; None if they have all ended."""
+    words = []
+    for thread in threads:
+        if thread.is_alive():
+            frame = sys._current_frames().get(thread.ident or 0)
+            place = traceback.extract_stack(frame)[-1] if frame else None
+            at = f", at {place.filename}:{place.lineno} in {place.name}" if place else ""
+            words.append(f"thread {thread.name} is still running{at}")
+    return "; ".join(words) or None
 
 
 def _produce(
     make: Callable[[], Any],
-    finish: Callable[[], None],
+    finish: Callable[[], Any],
     ready: "queue.SimpleQueue[Any]",
     slots: threading.Semaphore,
     stop: threading.Event,
+    settings: tuple[bool, Any],
 ) -> None:
+    number = 0
+    x64, device = settings
     try:
-        while True:
-            slots.acquire()  # before anything is made: no more than `depth` are alive here
-            if stop.is_set():
-                return
-            ready.put(make())
+        with jax.enable_x64(x64), jax.default_device(device) if device else _NOTHING:
+            while True:
+                slots.acquire()  # before anything is made: no more than `depth` are alive here
+                if stop.is_set():
+                    return
+                ready.put((number, make()))
+                number += 1
     except StopIteration:
-        ready.put(_End())
+        ready.put((number, _End()))
     except BaseException as error:  # the consumer's to see, Ctrl-C and exit included
-        ready.put(_Failure(error))
+        ready.put((number, _Failure(error)))
     finally:
         finish()
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 def _tell_to_stop(stop: threading.Event, slots: threading.Semaphore) -> None:
@@ -132,7 +167,7 @@ def _close_all() -> None:
     for ahead in running:
         _tell_to_stop(ahead._stop, ahead._slots)
     for ahead in running:
-        ahead.close(timeout_s=_CLOSE_TIMEOUT_S / len(running))
+        ahead.close(timeout_s=CLOSE_TIMEOUT_S / len(running))
 
 
 class DevicePrefetcher(Generic[T]):
@@ -142,6 +177,9 @@ class DevicePrefetcher(Generic[T]):
     iterator with `get_state` and `set_state`, such as any `grain.DatasetIterator`, it has them too,
     true to the last batch delivered. Such a stream resumes where it was, but it is not elastic: its
     state belongs to the number of processes, and to the batch size, it was saved with.
+
+    The iterator must give fresh arrays: JAX may alias a batch that has been placed, so one that
+    fills the same buffer again changes batches already delivered.
     """
 
     def __init__(
@@ -153,57 +191,67 @@ class DevicePrefetcher(Generic[T]):
         self._place = _Placer(sharder)
         self._prefetch = prefetch
         self._ahead: Ahead[Any] | None = None
+        self._stuck: Ahead[Any] | None = None  # closed, and its thread still has the iterator
         self._has_state = hasattr(self._batches, "get_state") and hasattr(
             self._batches, "set_state"
         )
         self._state = self._snapshot()
-        self._taken = 0
+        self._broken = False
 
     def start(self) -> None:
         """Begin to work ahead now, before the first batch is asked for."""
+        self._need_iterator()
         if self._prefetch and self._ahead is None:
-            self._taken = 0
             make = _Make(self._batches, self._place, self._has_state)
-            self._ahead = Ahead(make, _nothing, self._prefetch, "device-prefetch")
+            self._ahead = Ahead(make, _do_nothing, self._prefetch, "device-prefetch")
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
+        if self._broken:
+            raise BatchLost("an interrupt has cost batches of a stream that has no state")
         self.start()
-        if self._ahead is None:
-            _, batch, self._state = _Make(self._batches, self._place, self._has_state)()
-            return batch
-        number, batch, state = self._ahead.take()
-        if number != self._taken:  # an interrupt struck between the queue and the loop
-            if not self._has_state:
-                raise RuntimeError("an interrupt has cost a batch of a stream without state")
-            self.close()
+        try:
+            if self._ahead is None:
+                batch, state = _Make(self._batches, self._place, self._has_state)()
+            else:
+                batch, state = self._ahead.take()
+        except StopIteration:
+            raise
+        except BatchLost:
+            self._give_up()
             return next(self)
-        self._taken, self._state = number + 1, state
+        except BaseException as error:
+            if not isinstance(error, Exception) or self._ahead is None:
+                self._give_up()
+            raise
+        self._state = state
         return batch
 
     def get_state(self) -> Any:
         """The state of the inner iterator after the last batch delivered."""
         self._need_state()
-        return self._state
+        return copy.deepcopy(self._state)
 
     def set_state(self, state: Any) -> None:
         """Go on from a state of the inner iterator."""
         self._need_state()
         self.close()
+        self._need_iterator()
         self._batches.set_state(state)
         self._state = self._snapshot()
 
     def close(self) -> None:
         """Stop the thread. What it had read ahead is lost, unless the iterator has state."""
-        if self._ahead is not None:
-            still = self._ahead.close()
-            self._ahead = None
-            if still:
-                warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
-            elif self._has_state:
-                self._batches.set_state(self._state)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        if still := ahead.close():
+            self._stuck = ahead
+            warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
+        elif self._has_state:
+            self._batches.set_state(self._state)
 
     def __enter__(self) -> Self:
         return self
@@ -211,8 +259,25 @@ class DevicePrefetcher(Generic[T]):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _give_up(self) -> None:
+        """After an interrupt: go back to the last batch delivered, if the iterator can."""
+        self.close()
+        if self._has_state and self._stuck is None:
+            self._batches.set_state(self._state)
+        self._broken = not self._has_state
+
+    def _need_iterator(self) -> None:
+        if self._stuck is not None:
+            if still := self._stuck.close():
+                raise RuntimeError(
+                    f"{still}, and has the iterator: it cannot go on before that ends"
+                )
+            self._stuck = None
+            if self._has_state:
+                self._batches.set_state(self._state)
+
     def _snapshot(self) -> Any:
-        return self._batches.get_state() if self._has_state else None
+        return copy.deepcopy(self._batches.get_state()) if self._has_state else None
 
     def _need_state(self) -> None:
         if not self._has_state:
@@ -222,20 +287,18 @@ class DevicePrefetcher(Generic[T]):
             )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Make:
-    """One batch from the iterator, placed, with its number and the state after it."""
+    """One batch from the iterator, placed, with the state after it."""
 
     batches: Any
     place: Callable[[Any], Any]
     has_state: bool
-    number: int = -1
 
-    def __call__(self) -> tuple[int, Any, Any]:
+    def __call__(self) -> tuple[Any, Any]:
         batch = next(self.batches)
-        self.number += 1
-        state = self.batches.get_state() if self.has_state else None
-        return self.number, self.place(batch), state
+        state = copy.deepcopy(self.batches.get_state()) if self.has_state else None
+        return self.place(batch), state
 
 
 class _Placer:
@@ -243,17 +306,22 @@ class _Placer:
 
     def __init__(self, sharder: MeshSharder | None) -> None:
         self._sharder = sharder
-        self._placements: dict[Any, Any] = {}
+        self._placements: dict[Any, Placement] = {}
 
     def __call__(self, batch: Any) -> Any:
-        if self._sharder is None:
-            return jax.device_put(batch)
         leaves, tree = jax.tree.flatten(batch)
         key = (tree, *((getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves))
         if key not in self._placements:
-            self._placements[key] = self._sharder.placement_of(batch)
+            if len(self._placements) >= _MOST_PLACEMENTS:
+                self._placements.clear()
+            self._placements[key] = self._placement(batch)
         return self._placements[key].place(batch, lambda row: None)
 
+    def _placement(self, batch: Any) -> Placement:
+        if self._sharder is not None:
+            return self._sharder.placement_of(batch)
+        return Placement(spec_of(batch), 1, None)
 
-def _nothing() -> None:
+
+def _do_nothing() -> None:
     pass

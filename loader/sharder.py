@@ -20,11 +20,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from loader.module import LoaderModule, LoaderModuleConfig
 from loader.partition import PartitionAxis
+from loader.partition.applying import apply_spec
 from loader.partition.axes import MODE_TRAIN
 from loader.partition.correction import as_entry, refuse_misfit
 from loader.partition.mesh import names_of
-from loader.placement import Placement
-from loader.spec import VALID_MASK, Spec, named_leaves, spec_of
+from loader.placement import Placement, survives
+from loader.spec import VALID_MASK, Spec, device_dtype, leaf_name, named_leaves, spec_of
 
 AxisName = str
 LogicalAxisSpec = tuple[AxisName | tuple[AxisName, ...] | None, ...]
@@ -97,12 +98,17 @@ class SharderModule(LoaderModule):
         """
         into = self.get_partition_spec(in_spec)
         out = into if out_spec is None else self.get_partition_spec(out_spec)
+        structure = jax.tree.structure(batch)
         ranks = tuple(np.ndim(leaf) for leaf in jax.tree.leaves(batch))
-        mapped = _shard_mapped(transform_fn, mesh, into, out, jax.tree.structure(batch), ranks)
-        specs = _specs_by_rank(into, jax.tree.structure(batch), ranks)
-        placed = jax.tree.map(
-            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), batch, specs
-        )
+        specs = _specs_by_rank(into, structure, ranks)
+        placed = jax.tree.map(lambda leaf, spec: apply_spec(leaf, mesh, spec), batch, specs)
+        if isinstance(transform_fn, nnx.Module):  # its variables are arguments, not constants
+            mapped = _shard_mapped(_call_module, mesh, into, out, structure, ranks)
+            return mapped(transform_fn, placed)
+        try:
+            mapped = _shard_mapped(transform_fn, mesh, into, out, structure, ranks)
+        except TypeError:  # not hashable: traced anew each time
+            mapped = _shard_mapped.__wrapped__(transform_fn, mesh, into, out, structure, ranks)
         return mapped(placed)
 
     def get_state(self) -> dict[str, Any]:
@@ -167,28 +173,39 @@ class MeshSharder(SharderModule):
     def shard(self, batch: Any, sharding: Sharding) -> Any:
         """The batch placed by this sharding: numpy and jax arrays, whatever their rank."""
 
-        def place(leaf: Any) -> jax.Array:
-            if isinstance(sharding, NamedSharding):
-                spec = PartitionSpec(*sharding.spec[: np.ndim(leaf)])
-                refuse_misfit(np.shape(leaf), spec, sharding.mesh)
-                target = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-                return jax.device_put(leaf, target)
-            return jax.device_put(leaf, sharding)
+        def place(path: Any, leaf: Any) -> jax.Array:
+            if isinstance(leaf, np.ndarray | np.generic):
+                dtype = device_dtype(leaf.dtype)
+                small = leaf if dtype is None else leaf.astype(dtype)
+                if not survives(leaf, small):
+                    raise ValueError(
+                        f"leaf {leaf_name(path)!r} holds a value too large for {dtype}"
+                    )
+                leaf = small
+            if not isinstance(sharding, NamedSharding):
+                return jax.device_put(leaf, sharding)
+            spec = PartitionSpec(*sharding.spec[: np.ndim(leaf)])
+            refuse_misfit(np.shape(leaf), spec, sharding.mesh)
+            return apply_spec(leaf, sharding.mesh, spec, sharding.memory_kind)
 
         rows = max(
             (np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)), default=1
         )
-        placed = jax.tree.map(place, batch)
+        placed = jax.tree_util.tree_map_with_path(place, batch)
         self.count(applied=rows)
         return placed
 
     def check_batch_size(self, batch_size: int, microbatches: int | None) -> None:
-        """Raise `ValueError` if rows do not divide over the shards of any rule."""
-        rows = batch_size // (microbatches or 1)
-        for entry in {spec[0] if len(spec) else None for _, spec in self._rules_or_default()}:
-            shards = math.prod(self.mesh.shape[name] for name in names_of(entry))
-            if rows % shards:
-                each = shards * (microbatches or 1)
+        """Raise `ValueError` if rows do not divide over the data axes, where they go over those."""
+        if self.rules is None:
+            self._refuse_rows(batch_size, microbatches, [self._data_entry()])
+
+    def _refuse_rows(self, batch_size: int, microbatches: int | None, entries: list[Any]) -> None:
+        """Raise `ValueError`, with sizes that would do, if rows do not divide over any entry."""
+        counts = [math.prod(self.mesh.shape[name] for name in names_of(e)) for e in entries]
+        each = math.lcm(*counts) * (microbatches or 1)
+        for entry, shards in zip(entries, counts, strict=True):
+            if batch_size // (microbatches or 1) % shards:
                 below = batch_size // each * each
                 sizes = f"{below} or {below + each}" if below else str(each)
                 parts = f" in {microbatches} microbatches" if microbatches else ""
@@ -198,40 +215,49 @@ class MeshSharder(SharderModule):
                     "rules=[('.*', P())]) to replicate the batch"
                 )
 
-    def shardings(self, spec: Spec, microbatches: int | None = None) -> Any:
+    def shardings(
+        self, spec: Spec, batch_size: int | None = None, microbatches: int | None = None
+    ) -> Any:
         """The tree of `NamedSharding`s for batches of this spec."""
-        specs = self._specs_by_leaf(dict(named_leaves(spec)), microbatches)
+        specs = self._specs_by_leaf(dict(named_leaves(spec)), batch_size, microbatches)
         names = [name for name, _ in named_leaves(spec)]
         found = [NamedSharding(self.mesh, specs[name]) for name in names]
         return jax.tree.unflatten(jax.tree.structure(spec), found)
 
     def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
-        return Placement(spec, batch_size, microbatches, self.shardings(spec, microbatches))
+        shardings = self.shardings(spec, batch_size, microbatches)
+        return Placement(spec, batch_size, microbatches, shardings)
 
     def placement_of(self, batch: Any) -> Placement:
         """Where the leaves of this host batch go; on several processes, it is this one's rows."""
         spec = spec_of(batch)
+        if jax.process_count() == 1:
+            rows = max((leaf.shape[0] for leaf in jax.tree.leaves(spec) if leaf.shape), default=1)
+            return self.placement(spec, rows, None)
+        counts = {self._processes_along(rule[0] if len(rule) else None) for rule in self._specs()}
         rows = {leaf.shape[0] for leaf in jax.tree.leaves(spec) if leaf.shape}
-        if len(rows) != 1:
-            raise ValueError(f"the leaves of a batch have different numbers of rows: {rows}")
-        # As many rows in all as shards in all, per shard that this process holds.
-        entries = [spec[0] if len(spec) else None for _, spec in self._rules_or_default()]
-        counts = []
-        for entry in entries:
-            shards = math.prod(self.mesh.shape[name] for name in names_of(entry))
-            sharding = NamedSharding(self.mesh, PartitionSpec(entry))
-            held = set(map(str, sharding.addressable_devices_indices_map((shards,)).values()))
-            counts.append(shards // len(held))
-        if len(set(counts)) != 1:
-            raise ValueError("on several processes all leaves of a stream must split rows alike")
-        whole = rows.pop() * counts[0]
+        if len(counts) != 1 or len(rows) != 1:
+            raise ValueError(
+                "on several processes, all leaves of a stream must split their rows alike"
+            )
+        whole = rows.pop() * counts.pop()
         spec = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct((whole, *s.shape[1:]), s.dtype) if s.shape else s, spec
         )
         return self.placement(spec, whole, None)
 
+    def _processes_along(self, entry: Any) -> int:
+        """How many times the rows of this process the whole batch has, split over this entry."""
+        shards = math.prod(self.mesh.shape[name] for name in names_of(entry))
+        sharding = NamedSharding(self.mesh, PartitionSpec(entry))
+        held = set(map(str, sharding.addressable_devices_indices_map((shards,)).values()))
+        return shards // len(held)
+
+    def _specs(self) -> list[PartitionSpec]:
+        return [spec for _, spec in self._rules_or_default()]
+
     def _specs_by_leaf(
-        self, leaves: dict[str, Any], microbatches: int | None
+        self, leaves: dict[str, Any], batch_size: int | None, microbatches: int | None
     ) -> dict[str, PartitionSpec]:
         rules = self._rules_or_default()
         specs: dict[str, PartitionSpec] = {}
@@ -252,6 +278,15 @@ class MeshSharder(SharderModule):
                 raise ValueError(f"the rule {regex!r} matches no leaf: there are {list(leaves)}")
         if VALID_MASK in leaves and VALID_MASK not in specs:
             specs[VALID_MASK] = self._mask_spec(specs)
+        if batch_size is not None:
+            rows = (
+                (batch_size,)
+                if microbatches is None
+                else (microbatches, batch_size // microbatches)
+            )
+            aligned = [name for name, leaf in leaves.items() if leaf.shape[: len(rows)] == rows]
+            entries = [specs[name][0] for name in aligned if len(specs[name])]
+            self._refuse_rows(batch_size, microbatches, list(dict.fromkeys(entries)))
         for name, leaf in leaves.items():
             if microbatches is not None:
                 specs[name] = PartitionSpec(None, *specs[name])
@@ -273,7 +308,7 @@ class MeshSharder(SharderModule):
     def _rules_or_default(self) -> list[tuple[str, PartitionSpec]]:
         if self.rules is None:
             return [("", PartitionSpec(self._data_entry()))]
-        return [(regex, self.get_partition_spec(spec)) for regex, spec in self.rules]
+        return [(regex, _closed(self.get_partition_spec(spec))) for regex, spec in self.rules]
 
     def _data_entry(self) -> Any:
         return as_entry([name for name in DATA_AXES if name in self.mesh.axis_names])
@@ -285,6 +320,11 @@ class MeshSharder(SharderModule):
                 "say over which the rows of a batch are split: MeshSharder(mesh, rules=[('.*', "
                 f"P({self.mesh.axis_names[0]!r}))]), or P() to replicate them"
             )
+        for regex, spec in self.rules or ():
+            if not isinstance(spec, PartitionSpec | tuple | list):
+                raise TypeError(
+                    f"the rule {regex!r} needs a PartitionSpec or a tuple of axes, got {spec!r}"
+                )
         for regex, spec in self._rules_or_default():
             re.compile(regex)
             for name in [name for entry in spec for name in names_of(entry)]:
@@ -293,6 +333,11 @@ class MeshSharder(SharderModule):
                         f"the rule {regex!r} names the axis {name!r}; the mesh has "
                         f"{list(self.mesh.axis_names)}"
                     )
+
+
+def _closed(spec: PartitionSpec) -> PartitionSpec:
+    """The spec with None where it is left open: a batch is placed somewhere."""
+    return PartitionSpec(*(None if e is PartitionSpec.UNCONSTRAINED else e for e in spec))
 
 
 def _matches(regex: str, name: str) -> bool:
@@ -319,21 +364,27 @@ def _shard_mapped(
     out_spec: PartitionSpec,
     structure: Any,
     ranks: tuple[int, ...],
-) -> Callable[[Any], Any]:
+) -> Callable[..., Any]:
     """The function over shards, made once, so that it is traced once for each kind of batch."""
     specs = _specs_by_rank(in_spec, structure, ranks)
+    in_specs = (PartitionSpec(), specs) if function is _call_module else (specs,)
 
-    def run(batch: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         # The result may be built in another way: what it looks like is found without computing it.
-        probe = jax.shard_map(
-            function, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False
+        probe = nnx.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=PartitionSpec(), check_vma=False
         )
-        shapes = jax.eval_shape(probe, batch)
+        shapes = nnx.eval_shape(probe, *arguments)
         out_ranks = tuple(len(shape.shape) for shape in jax.tree.leaves(shapes))
         out_specs = _specs_by_rank(out_spec, jax.tree.structure(shapes), out_ranks)
-        return nnx.shard_map(function, mesh=mesh, in_specs=(specs,), out_specs=out_specs)(batch)
+        mapped = nnx.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        return mapped(*arguments)
 
     return nnx.jit(run)
+
+
+def _call_module(module: Any, shard: Any) -> Any:
+    return module(shard)
 
 
 def _specs_by_rank(spec: PartitionSpec, structure: Any, ranks: tuple[int, ...]) -> Any:

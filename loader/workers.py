@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 import weakref
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ import grain
 
 from loader.host_work import HostWork
 from loader.permutation import Int64s
+from loader.prefetch import CLOSE_TIMEOUT_S, still_running
 
 
 class HostBatches(grain.MapDataset[Any]):
@@ -74,6 +76,11 @@ class HostStream:
         step, self._step = self._step, self._step + 1
         return step, batch
 
-    def close(self) -> None:
-        """End Grain's threads."""
+    def close(self) -> str | None:
+        """End Grain's threads and wait, but not for long. Says what still runs, if anything."""
         self._finalizer()
+        threads = list(getattr(getattr(self._iterator, "_executor", None), "_threads", ()))
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return still_running(threads)

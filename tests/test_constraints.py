@@ -156,6 +156,7 @@ def test_the_index_in_a_submesh_is_major_to_minor(names: Any, expected: Any):
         ((2, 8), P(("model", "data"), None), P("model", None)),
         ((16, 8), P(("data", "model"), None), P(("data", "model"), None)),
         ((8, 8), P("data", "data"), P("data", None)),  # taken
+        ((16, 8), P(("data", "data"), None), P("data", None)),
         ((8, 2), P("data", ("data", "model")), P("data", "model")),
         ((6, 8), P("data", ("data", "model")), P(None, ("data", "model"))),  # not taken after all
         ((8,), P("data", None), P("data")),  # past the rank
@@ -271,6 +272,19 @@ def test_manual_axes_are_left_alone():
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(inside, in_specs=P("data", "model"), out_specs=P("data", "model"))
         np.testing.assert_array_equal(jax.jit(mapped)(jnp.ones((8, 4))), np.full((8, 4), 2))
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_a_named_sharding_may_be_given_where_axes_are_manual(kind: str):
+    mesh = make_mesh(kind)
+
+    def inside(x: jax.Array) -> jax.Array:
+        return with_sharding_constraint(x, NamedSharding(mesh, P("data", "model"))) * 2
+
+    with jax.set_mesh(mesh):
+        x = with_sharding_constraint(jnp.ones((8, 4)), P("data", "model"))
+        mapped = jax.shard_map(inside, in_specs=P("data", "model"), out_specs=P("data", "model"))
+        np.testing.assert_array_equal(jax.jit(mapped)(x), np.full((8, 4), 2))
 
 
 @pytest.mark.parametrize("jitted", [False, True])
@@ -432,6 +446,16 @@ def test_an_analysis_is_worked_out_by_hand():
         analyze_sharding_strategy(nested, {"w": P()}, mesh)
     with pytest.raises(ValueError, match="does not divide over the 4"):
         analyze_sharding_strategy({"w": np.zeros(6)}, {"w": P("data")}, mesh)
+
+
+def test_an_analysis_reads_no_array():
+    mesh = make_mesh("auto")
+    tree = {
+        "k": jax.random.split(jax.random.key(0), 8),
+        "s": jax.ShapeDtypeStruct((8,), jnp.float32),
+    }
+    specs = {"k": P("data"), "s": P(P.UNCONSTRAINED)}
+    assert analyze_sharding_strategy(tree, specs, mesh)["sharded_parameters"] == 8
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])

@@ -166,7 +166,7 @@ def test_a_stop_iteration_from_a_stage_is_no_end():
 
 
 def test_close_returns_though_a_source_blocks_and_says_where(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader.prefetch, "_CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(loader.prefetch, "CLOSE_TIMEOUT_S", 0.2)
     source = Gate()
     source.open.clear()
     blocked = DataLoader(source, batch_size=4)
@@ -191,6 +191,36 @@ def test_an_interrupt_between_queue_and_loop_costs_no_batch(monkeypatch: pytest.
     assert ids(next(loader)) == [4, 5, 6, 7]
     assert loader.get_state()["step"] == 2
     loader.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_interrupt_at_the_last_batch_costs_none_either(
+    prefetch: int, monkeypatch: pytest.MonkeyPatch
+):
+    loader = DataLoader(unlike_records(12), batch_size=4, prefetch=prefetch)
+    assert [ids(next(loader))[0] for _ in range(2)] == [0, 4]
+    with monkeypatch.context() as patch:
+
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(loader, "_delivered", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+    assert [ids(batch) for batch in loader] == [[8, 9, 10, 11]]
+
+
+def test_the_thread_uses_the_consumers_default_device_and_x64():
+    device = jax.devices()[3]
+    for prefetch in (0, 2):
+        loader = DataLoader({"x": np.arange(8) + 2**40}, batch_size=4, prefetch=prefetch)
+        with jax.default_device(device), jax.enable_x64(True):
+            batch = next(loader)
+            alone = next(DevicePrefetcher(iter([{"x": np.arange(4) + 2**40}]), prefetch=prefetch))
+        for x in (batch["x"], alone["x"]):
+            assert (x.devices(), x.dtype) == ({device}, np.int64)
+            assert np.asarray(x).tolist() == [2**40 + n for n in range(4)]
+        loader.close()
 
 
 def test_no_more_than_prefetch_and_two_batches_are_alive():
@@ -267,7 +297,7 @@ def test_a_prefetcher_places_any_iterator():
         assert placed[0]["x"].sharding.spec == P("data", "model")
         assert len(list(DevicePrefetcher(iter(batches), prefetch=prefetch))) == 5
     short = DevicePrefetcher(iter([*batches, {"x": np.zeros((6, 4)), "y": np.arange(6)}]), sharder)
-    with pytest.raises(ValueError, match="leaf 'x': dimension 0"):
+    with pytest.raises(ValueError, match="batch_size 6 does not divide over the 4 shards"):
         list(short)
 
 
@@ -300,6 +330,88 @@ def test_an_iterator_without_state_says_so():
         prefetcher.get_state()
     with pytest.raises(ValueError, match="prefetch must be an int"):
         DevicePrefetcher(iter([]), prefetch=-1)
+
+
+class Blocking:
+    """An iterator with state that waits before its third batch until it is let through."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.open, self.blocked = threading.Event(), threading.Event()
+
+    def __iter__(self) -> "Blocking":
+        return self
+
+    def __next__(self) -> Any:
+        if self.n == 2 and not self.open.is_set():
+            self.blocked.set()
+            assert self.open.wait(TIMEOUT_S)
+        if self.n == 6:
+            raise StopIteration
+        self.n += 1
+        return {"n": np.array([self.n - 1], np.int32)}
+
+    def get_state(self) -> Any:
+        return {"n": self.n}
+
+    def set_state(self, state: Any) -> None:
+        self.n = state["n"]
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(np.asarray(batch["n"])[0]) for batch in batches]
+
+
+def test_a_thread_that_is_stuck_is_never_joined_by_a_second(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader.prefetch, "CLOSE_TIMEOUT_S", 0.2)
+    inner = Blocking()
+    prefetcher = DevicePrefetcher(inner)
+    assert numbers([next(prefetcher)]) == [0]
+    assert inner.blocked.wait(TIMEOUT_S)
+    with pytest.warns(RuntimeWarning, match="device-prefetch is still running"):
+        prefetcher.close()
+    with pytest.raises(RuntimeError, match="has the iterator: it cannot go on before that ends"):
+        next(prefetcher)
+    inner.open.set()
+    monkeypatch.undo()
+    assert numbers(prefetcher) == [1, 2, 3, 4, 5]  # nothing was lost
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_an_interrupt_in_a_prefetcher_costs_nothing_or_is_said(
+    prefetch: int, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt(prefetcher: Any) -> None:
+        next(prefetcher)
+        with monkeypatch.context() as patch:
+
+            def interrupted() -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(prefetcher._ahead._slots, "release", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                prefetcher._ahead.take()
+        with monkeypatch.context() as patch:
+            patch.setattr(prefetcher._ahead, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(prefetcher)
+
+    inner = Blocking()
+    inner.open.set()
+    stateful = DevicePrefetcher(inner, prefetch=prefetch)
+    interrupt(stateful)
+    assert numbers(stateful) == [1, 2, 3, 4, 5]
+    stateless = DevicePrefetcher(
+        ({"n": np.array([n], np.int32)} for n in range(6)), prefetch=prefetch
+    )
+    interrupt(stateless)
+    with pytest.raises(RuntimeError, match="an interrupt has cost batches of a stream"):
+        next(stateless)
+
+
+def test_large_integers_are_refused_in_a_stream_too():
+    with pytest.raises(ValueError, match="leaf 'x' holds 1099511627776"):
+        next(DevicePrefetcher(iter([{"x": np.array([2**40])}]), prefetch=0))
 
 
 def test_errors_of_the_inner_iterator_arrive():

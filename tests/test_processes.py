@@ -12,8 +12,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from loader import DataLoader, DevicePrefetcher, MeshSharder, Shuffle
 
-axes, rules, microbatches = json.loads(LAYOUT)
+axes, rules, microbatches, *devices = json.loads(LAYOUT)
 mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
+if devices:  # in this order along the mesh
+    mesh = jax.sharding.Mesh(np.array(jax.devices())[devices[0]], tuple(axes))
 rules = rules and [(regex, P(*spec)) for regex, spec in rules]
 
 class Source:
@@ -44,6 +46,7 @@ jax.distributed.shutdown()
 
 LAYOUTS = {
     "data parallel": [{"data": 8}, None, None],
+    "every other shard": [{"data": 8}, None, None, [0, 4, 1, 5, 2, 6, 3, 7]],
     "data by model": [{"data": 4, "model": 2}, [["x", ["data", "model"]], ["id", ["data"]]], None],
     "model over processes": [
         {"model": 2, "data": 4},
@@ -57,8 +60,8 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_processes_read_and_hold_their_rows_of_the_same_batches(name: str, tmp_path: Path):
-    axes, rules, parts = LAYOUTS[name]
-    script = f"LAYOUT = {json.dumps(json.dumps([axes, rules, parts]))}\n" + SCRIPT
+    parts = LAYOUTS[name][2]
+    script = f"LAYOUT = {json.dumps(json.dumps(LAYOUTS[name]))}\n" + SCRIPT
     results = run_processes(script, 2, 4, tmp_path)
     whole = expected_batches(parts)
     for process, result in enumerate(results):
@@ -73,6 +76,8 @@ def test_two_processes_read_and_hold_their_rows_of_the_same_batches(name: str, t
         rows = range(16) if result["rows"] is None else result["rows"]
         if name in ("model over processes", "replicated"):
             assert list(rows) == list(range(16))
+        elif name == "every other shard":
+            assert list(rows) == [row for row in range(16) if row // 2 % 2 == process]
         else:
             column = [row % 8 // 4 if parts else row // 8 for row in rows]
             assert len(rows) == 8

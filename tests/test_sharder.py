@@ -1,14 +1,17 @@
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from loader import (
     DataLoader,
+    DefaultBatcher,
     MeshSharder,
     PadBatcher,
     PartitionAxis,
@@ -18,7 +21,6 @@ from loader import (
     Threads,
 )
 from loader.partition.axes import BATCH, EMBED
-from loader.placement import Placement
 from loader.testing import assert_resumes_exactly, assert_same_batch
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
@@ -214,32 +216,6 @@ def test_explain_shows_each_leaf(capsys: pytest.CaptureFixture[str]):
     assert "default device" in DataLoader(wide_records(8), batch_size=8).explain()
 
 
-def test_rows_are_those_that_the_devices_of_a_process_hold():
-    mesh = make_mesh("auto", data=4, model=2)
-    spec = {"x": jax.ShapeDtypeStruct((16, 8), np.dtype(np.float32))}
-
-    class Half(NamedSharding):
-        """The sharding as a process sees it that has the devices of data index 1 and 3 only."""
-
-        def addressable_devices_indices_map(self, global_shape: Any) -> Any:
-            whole = NamedSharding(self.mesh, self.spec).devices_indices_map(global_shape)
-            devices: Any = self.mesh.devices
-            own = set(devices[[1, 3]].flat)
-            return {device: index for device, index in whole.items() if device in own}
-
-    for parts, partition, rows in (
-        (None, P("data"), [*range(4, 8), *range(12, 16)]),
-        (None, P("data", "model"), [*range(4, 8), *range(12, 16)]),
-        (2, P(None, "data"), [2, 3, 6, 7, 10, 11, 14, 15]),
-        (None, P(None, "data"), None),
-        (None, P("model"), None),
-    ):
-        shape = (16, 8) if parts is None else (2, 8, 8)
-        whole = {"x": jax.ShapeDtypeStruct(shape, spec["x"].dtype)}
-        placement = Placement(whole, 16, parts, {"x": Half(mesh, partition)})
-        assert (None if placement.rows is None else placement.rows.tolist()) == rows
-
-
 def test_the_loader_reads_the_rows_of_its_placement_and_no_others():
     read: list[int] = []
 
@@ -395,3 +371,78 @@ def test_every_stage_of_a_loader_on_a_mesh_counts():
     assert loader.sharder is not None
     for stage in (loader, loader.batcher, loader.sharder):
         assert stage.get_operation_stats() == {"applied_count": 37, "skipped_count": 11}
+
+
+def test_a_batch_without_rows_per_record_can_be_placed_on_one_process():
+    mesh = make_mesh("auto", data=4, model=2)
+    batcher = DefaultBatcher(
+        collate_fn=lambda r: {"x": np.stack([q["x"] for q in r]).reshape(2, -1)}
+    )
+    for rule, batch_size in ((P(), 16), (P(None, "data"), 6)):
+        loader = DataLoader(
+            wide_records(37), batch_size=batch_size, remainder="drop", batcher=batcher,
+            sharder=MeshSharder(mesh, [("x", rule)]),
+        )  # fmt: skip
+        assert next(loader)["x"].sharding.spec == rule
+        loader.close()
+
+
+def test_sizes_that_are_offered_divide_over_every_leaf():
+    mesh = make_mesh("auto", a=2, b=4)
+    rules = [("x", P("a")), ("id", P("b")), ("valid_mask", P())]
+    with pytest.raises(ValueError, match=r"batch_size 5 does not divide over .*: use 4 or 8"):
+        DataLoader(wide_records(37), batch_size=5, sharder=MeshSharder(mesh, rules))
+    DataLoader(wide_records(37), batch_size=8, sharder=MeshSharder(mesh, rules))
+
+
+def test_rules_are_specs_or_tuples_and_may_be_left_open():
+    mesh = make_mesh("auto", data=8)
+    with pytest.raises(
+        TypeError, match="the rule 'x' needs a PartitionSpec or a tuple of axes, got"
+    ):
+        MeshSharder(mesh, [("x", "data")])  # pyright: ignore[reportArgumentType]
+    sharder = MeshSharder(
+        mesh,
+        [
+            ("", P("data", P.UNCONSTRAINED)),
+        ],
+    )
+    loader = DataLoader({"x": np.zeros((16, 4))}, batch_size=8, sharder=sharder)
+    assert loader.batch_spec()["x"].sharding.spec == P("data", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_modules_variables_are_arguments_of_a_parallel_transform(kind: str):
+    class Scale(nnx.Module):
+        def __init__(self) -> None:
+            self.by = nnx.Param(jnp.ones(()))
+
+        def __call__(self, shard: Any) -> Any:
+            return shard * self.by[...]
+
+    @dataclasses.dataclass
+    class Unhashable:
+        by: float
+
+        def __call__(self, shard: Any) -> Any:
+            return shard * self.by
+
+    mesh = make_mesh(kind, data=4, model=2)
+    sharder, x = MeshSharder(mesh), np.ones(8, np.float32)
+    module = Scale()
+    for by in (1.0, 5.0):
+        module.by.set_value(jnp.asarray(by))
+        for transform in (module, Unhashable(by)):
+            out = sharder.parallel_transform(x, transform, mesh, P("data"))
+            np.testing.assert_array_equal(out, np.full(8, by))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shard_inside_jit_shards(kind: str):
+    mesh = make_mesh(kind, data=4, model=2)
+    sharder = MeshSharder(mesh)
+    with jax.set_mesh(mesh):
+        placed = jax.jit(lambda x: sharder.shard(x, NamedSharding(mesh, P("data"))))(jnp.zeros(8))
+    assert placed.addressable_shards[0].data.shape == (2,)
+    with pytest.raises(ValueError, match="leaf 'x' holds a value too large for int32"):
+        sharder.shard({"x": np.array([2**40] * 4)}, NamedSharding(mesh, P("data")))

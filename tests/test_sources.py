@@ -381,3 +381,20 @@ def test_a_path_is_no_source():
         DataLoader(object(), batch_size=4)
     with pytest.raises(ValueError, match=r"leaf 'k' holds PRNG keys.*key_data"):
         DataLoader({"k": jax.random.split(jax.random.key(0), 5)}, batch_size=3)
+
+
+def test_views_of_a_sources_memory_are_copied():
+    class Views(Gathering):
+        def gather(self, indices: np.ndarray) -> dict[str, Any]:
+            first = int(indices[0])
+            return {key: leaf[first : first + len(indices)] for key, leaf in self.records.items()}
+
+    def double(rows: dict[str, Any]) -> dict[str, Any]:
+        rows["x"] *= 2
+        return rows
+
+    loader = DataLoader(Views(), batch_size=4, epochs=3, operators=[double])
+    for step, batch in enumerate(loader.host_batches()):
+        first = step % 6 * 4
+        expected = unlike_records(COUNT)["x"][first : first + 4] * 2
+        np.testing.assert_array_equal(batch["x"][batch["valid_mask"]], expected)

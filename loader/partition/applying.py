@@ -43,6 +43,7 @@ def apply_spec(
             x, NamedSharding(mesh, _none_for_unconstrained(spec), memory_kind=memory_kind)
         )
     x = jnp.asarray(x)
+    mesh = _as_seen_here(mesh)
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     explicit = _only(spec, types, AxisType.Explicit)
     auto = _only(spec, types, AxisType.Auto)
@@ -59,6 +60,12 @@ def apply_spec(
         space = jax.memory.Space.Host if "host" in str(memory_kind) else jax.memory.Space.Device
         x = jax.device_put(x, space)
     return x
+
+
+def _as_seen_here(mesh: AnyMesh) -> AnyMesh:
+    """The mesh in force instead of one of the same axes: inside shard_map some are Manual."""
+    here = jax.sharding.get_abstract_mesh()
+    return here if isinstance(mesh, Mesh) and here.shape == mesh.shape else mesh
 
 
 def make_shard_and_gather_fns(partition_specs: Any, mesh: Mesh | None = None) -> tuple[Any, Any]:
@@ -79,7 +86,7 @@ def make_shard_and_gather_fns(partition_specs: Any, mesh: Mesh | None = None) ->
         def shard(x: Any) -> jax.Array:
             if isinstance(x, jax.Array) and not x.is_fully_addressable:
                 return move(x)
-            whole = np.asarray(x)
+            whole = np.array(x)  # a copy: JAX would alias the caller's memory
             return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
         return shard

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from loader.partition.mesh import AnyMesh, get_incontext_mesh, names_of
 
@@ -43,10 +43,11 @@ def corrected_spec(
     entries: list[Any] = []
     taken: set[str] = set()
     for size, entry in zip(shape, spec, strict=False):
-        if entry is PartitionSpec.UNCONSTRAINED:
-            entries.append(entry)
+        if entry is PartitionSpec.UNCONSTRAINED:  # only Auto axes can be left open
+            entries.append(entry if AxisType.Auto in mesh.axis_types else None)
             continue
-        names = [n for n in names_of(entry) if n in mesh.axis_names and n not in taken]
+        distinct = dict.fromkeys(names_of(entry))
+        names = [n for n in distinct if n in mesh.axis_names and n not in taken]
         kept: list[str] = []
         shards = 1
         for name in names:

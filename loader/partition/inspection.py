@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from loader.partition.correction import refuse_misfit
 from loader.partition.mesh import AnyMesh, get_incontext_mesh, mesh_or_current, names_of
-from loader.spec import leaf_name, named_leaves
+from loader.spec import leaf_name, named_leaves, spec_of
 
 
 def extract_sharding_structure(pytree: Any) -> Any:
@@ -93,7 +92,7 @@ def analyze_sharding_strategy(
         raise ValueError(f"no spec is given for {missing}: there are specs for {list(specs)}")
     total = sharded = whole_bytes = bytes_per_device = 0
     for path, leaf in leaves:
-        array = jax.ShapeDtypeStruct(np.shape(leaf), getattr(leaf, "dtype", np.asarray(leaf).dtype))
+        array = spec_of(leaf)
         refuse_misfit(array.shape, specs[path], on)
         shards = math.prod(on.shape[n] for entry in specs[path] for n in names_of(entry))
         total += array.size

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from jax._src import mesh as _jax_mesh  # the legacy `with mesh:` has no other way to be seen
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -20,9 +20,10 @@ def get_incontext_mesh(raise_error: bool = True) -> AnyMesh:
     abstract = jax.sharding.get_abstract_mesh()
     if not abstract.empty:
         try:
-            return jax.sharding.get_mesh()
+            concrete = jax.sharding.get_mesh()
         except ValueError:  # what it answers while a function is being traced
             return abstract
+        return abstract if concrete.empty else concrete
     mesh = _jax_mesh.thread_resources.env.physical_mesh
     if mesh.empty and raise_error:
         raise AssertionError(
@@ -75,7 +76,7 @@ def names_in_current_mesh(*names: str) -> bool:
 
 def names_of(entry: Any) -> tuple[str, ...]:
     """The mesh axes of one entry of a `PartitionSpec`."""
-    if entry is None:
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(entry)
 

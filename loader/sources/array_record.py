@@ -95,6 +95,8 @@ class ArrayRecordSource:
     record: `RawArrays(spec)`, `Msgpack()` or a function; without it a record is its bytes.
     """
 
+    fresh_rows = True
+
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

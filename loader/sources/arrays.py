@@ -14,6 +14,8 @@ from loader.spec import Spec, named_leaves, spec_of, without_rows
 class ArraySource:
     """A tree of arrays with a common leading axis: record i is row i of every leaf."""
 
+    fresh_rows = True
+
     def __init__(self, arrays: Any) -> None:
         leaves = named_leaves(arrays)
         if not leaves:

@@ -2,9 +2,13 @@
 
 A source is anything with `__len__` and `__getitem__(int)`: Grain's protocol. For speed it may offer
 `__getitems__(list of int)`, which gives a list of records, or best `gather(indices)`, which gives
-the rows already stacked, in fresh arrays. It may know `record_spec()` without reading, and
-`fingerprint()`, a dict of a few values that tell its data from other data. `by_epoch = True` says
-that a record changes from epoch to epoch; it is then asked for as `epoch * len + record`.
+the rows already stacked. They must be in arrays that nobody writes again, because JAX may keep
+them: views are copied, unless `fresh_rows = True` says that they are of memory made for the call;
+a buffer that is filled anew for each call cannot be told apart, and corrupts.
+
+It may know `record_spec()` without reading, and `fingerprint()`, a dict of a few values that tell
+its data from other data. `by_epoch = True` says that a record changes from epoch to epoch; it is
+then asked for as `epoch * len + record`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +43,16 @@ def read_rows(source: Any, indices: Int64s) -> tuple[Any, np.ndarray | None]:
     """
     count = len(indices)
     if hasattr(source, "gather"):
-        rows = source.gather(indices)
-        for leaf in jax.tree.leaves(rows):
+        leaves, tree = jax.tree.flatten(source.gather(indices))
+        for leaf in leaves:
             if leaf.shape[:1] != (count,):
                 raise ValueError(
                     f"{type(source).__name__}.gather was asked for {count} rows and gave a leaf of "
                     f"shape {leaf.shape}: it must give arrays with a row for each index"
                 )
-        return rows, None
+        if not getattr(source, "fresh_rows", False):
+            leaves = [_owned(leaf) for leaf in leaves]
+        return jax.tree.unflatten(tree, leaves), None
     if hasattr(source, "__getitems__"):
         records = source.__getitems__(indices.tolist())
         if not isinstance(records, Sequence) or len(records) != count:
@@ -61,6 +67,11 @@ def read_rows(source: Any, indices: Int64s) -> tuple[Any, np.ndarray | None]:
     there = np.array([record is not None for record in records])
     found = [record for record in records if record is not None]
     return (stack(found, indices[there]) if found else None), there
+
+
+def _owned(leaf: Any) -> Any:
+    """The leaf, copied if it is a view: operators may write into it, and JAX may keep it."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) and leaf.base is not None else leaf
 
 
 def stack(records: Sequence[Any], names: Sequence[int] | Int64s | None = None) -> Any:
