@@ -27,17 +27,20 @@ from loader.checkpoint import (
     write_newest,
     write_once,
 )
+from loader.digest import content_key
 from loader.fingerprint import Fingerprint
 from loader.host_work import HostWork
 from loader.module import CheckpointableIteratorModule, LoaderModule, LoaderModuleConfig
 from loader.operator import HostOperator
 from loader.order import Order, Sequential
+from loader.placed_stream import PlacedStream, place_batch, rows_applied_and_masked
 from loader.placement import Placement
 from loader.plan import Plan, Remainder
-from loader.prefetch import Ahead, BatchLost, thread_settings
+from loader.prefetch import BatchLost, thread_settings
+from loader.processes import agree, refuse_unequal_replicas
 from loader.sharder import MeshSharder, SharderModule, placement_on_default_device
 from loader.sources import as_source
-from loader.spec import VALID_MASK, refuse_mask_key, x64_enabled
+from loader.spec import named_leaves, refuse_mask_key, x64_enabled
 from loader.workers import HostBatches, HostStream, Threads
 
 
@@ -47,7 +50,7 @@ class _Cursor:
 
     step: int = 0
     ended: bool = False  # StopIteration was delivered: the next iter() starts again
-    running: "HostStream | _Placed | None" = None  # batches under way, on the host or on devices
+    running: HostStream | PlacedStream | None = None  # batches under way, on the host or on devices
 
 
 class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
@@ -94,6 +97,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
         self._work = HostWork(source, order, plan, operators, self.batcher, microbatches)
         self._fingerprint = Fingerprint(source, order, operators, self.batcher)
         self._cursor = _Cursor()
+        self._agreed = False
         self._placements: dict[bool, Placement] = {}  # with jax_enable_x64, and without
         if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
             if not operators:  # which may rename it
@@ -109,7 +113,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return self._deliver(_Placed)
+        return self._deliver(PlacedStream)
 
     def host_batches(self) -> Iterator[Any]:
         """Numpy batches of this process's rows, from where the loader is; moves it along."""
@@ -139,9 +143,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
         """Begin to prefetch now, for example while the model is being restored."""
         iter(self)
         if not self._at_end():
-            self._running(_Placed)
+            self._running(PlacedStream)
 
-    def _deliver(self, kind: "type[HostStream] | type[_Placed]") -> Any:
+    def _deliver(self, kind: type[HostStream] | type[PlacedStream]) -> Any:
         """The batch of the cursor's step, after which the loader is one further."""
         if self._at_end():
             self._finish()
@@ -156,10 +160,10 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
             raise
         assert item is not None, f"no batch of step {self._cursor.step}"
         step, batch, *counts = item
-        self._delivered(step, *(counts or _rows_applied_and_masked(batch, self._work)))
+        self._delivered(step, *(counts or rows_applied_and_masked(batch, self._work)))
         return batch
 
-    def _next_item(self, kind: "type[HostStream] | type[_Placed]") -> tuple[Any, ...] | None:
+    def _next_item(self, kind: type[HostStream] | type[PlacedStream]) -> tuple[Any, ...] | None:
         """What comes next, unless it is not the batch of the cursor's step."""
         try:
             item = next(self._running(kind))
@@ -167,7 +171,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
             return None
         return item if item[0] == self._cursor.step else None
 
-    def _running(self, kind: "type[HostStream] | type[_Placed]") -> "HostStream | _Placed":
+    def _running(self, kind: type[HostStream] | type[PlacedStream]) -> HostStream | PlacedStream:
         running = self._cursor.running
         if kind is HostStream:
             if isinstance(running, HostStream):
@@ -177,16 +181,48 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
         else:
             placement = self._placement()
             if (
-                isinstance(running, _Placed)
+                isinstance(running, PlacedStream)
                 and running.placement is placement
                 and running.settings == thread_settings()
             ):
                 return running
             self.close()
+            self._agree()
             stream = self.workers.stream(self.to_grain(), self._cursor.step)
-            running = _Placed(stream, placement, self._work, self.prefetch)
+            running = PlacedStream(stream, placement, self._work, self.prefetch)
         self._cursor.running = running
         return running
+
+    def _agree(self) -> None:
+        """On several processes, before the first batch: all must be about to do the same."""
+        if self._agreed or jax.process_count() == 1:
+            return
+        plan = self.plan
+        agree(
+            {
+                **self._fingerprint.digests,
+                "batch_size": plan.batch_size,
+                "remainder": plan.remainder,
+                "microbatches": self._work.microbatches,
+                "the last step": plan.end,
+                "the next step": self._cursor.step,
+            }
+        )
+        self._agreed = True
+
+    def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
+        """Check that processes which hold the same part of a batch hold the same bytes.
+
+        Of the next batch, or that of `step`. All processes must call this. `ValueError` says which
+        processes differ, and in which leaf.
+        """
+        batch = self.batch_at(self._cursor.step if step is None else step)
+        digests = {
+            f"leaf {name!r} at {shard.index}": content_key(np.asarray(shard.data))
+            for name, leaf in named_leaves(batch)
+            for shard in leaf.addressable_shards
+        }
+        refuse_unequal_replicas(digests, timeout_s)
 
     def _delivered(self, step: int, applied: int, masked: int) -> None:
         """Note that the batch of this step is now the consumer's."""
@@ -241,7 +277,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
         """The batch of any step, wherever the loader is; it does not move."""
         step = self._checked_step(step, after_the_end=0)
         placement = self._placement()
-        return _place(self._work.batch_rows(step, placement.rows), step, placement, self._work)
+        return place_batch(self._work.batch_rows(step, placement.rows), step, placement, self._work)
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
@@ -249,12 +285,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
 
     def explain(self) -> str:
         """Print, and return, a table of where each leaf goes and what of it is read here."""
-        header = ["leaf", "shape", "dtype", "spec", "on a device", "rows read here", "bytes a step"]
-        lines = [header, *self._placement().table()]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-        rows = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
-        rows.insert(1, "  ".join("-" * width for width in widths))
-        table = "\n".join(row.rstrip() for row in rows)
+        table = self._placement().table()
         print(table)
         return table
 
@@ -278,6 +309,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
 
     def _move(self, plan: Plan, step: int) -> None:
         self.close()
+        self._agreed = False
         if plan != self.plan:
             self._work = self._work.replaced(plan=plan)
         self._cursor = _Cursor(step=step)
@@ -395,60 +427,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
 
     def __deepcopy__(self, memo: Any = None) -> Self:
         return self.clone()
-
-
-class _Placed:
-    """Placed batches one after the other, each with its step and its numbers of rows."""
-
-    def __init__(
-        self, stream: HostStream, placement: Placement, work: HostWork, prefetch: int
-    ) -> None:
-        self.placement = placement
-        self.settings = thread_settings()
-        self._make = _PlaceNext(stream, placement, work)
-        self._stream = stream
-        self._ahead = (
-            Ahead(self._make, stream.close, prefetch, "gristmill-prefetch") if prefetch else None
-        )
-
-    def __next__(self) -> tuple[int, Any, int, int]:
-        return self._make() if self._ahead is None else self._ahead.take()
-
-    def close(self) -> str | None:
-        if self._ahead is not None:
-            return self._ahead.close()
-        return self._stream.close()
-
-
-@dataclasses.dataclass(frozen=True)
-class _PlaceNext:
-    """What the prefetch thread does. It knows nothing of the loader, which may be forgotten."""
-
-    stream: HostStream
-    placement: Placement
-    work: HostWork
-
-    def __call__(self) -> tuple[int, Any, int, int]:
-        step, host_batch = next(self.stream)
-        counts = _rows_applied_and_masked(host_batch, self.work)
-        return step, _place(host_batch, step, self.placement, self.work), *counts
-
-
-def _place(host_batch: Any, step: int, placement: Placement, work: HostWork) -> Any:
-    start, stop = work.plan.span(step)
-
-    def record_of(row: int) -> int | None:
-        return int(work.records(start, stop)[row]) if row < stop - start else None
-
-    return placement.place(host_batch, record_of)
-
-
-def _rows_applied_and_masked(batch: Any, work: HostWork) -> tuple[int, int]:
-    mask = batch.get(VALID_MASK) if isinstance(batch, dict) else None
-    if mask is None:
-        return work.plan.batch_size, 0
-    applied = int(np.count_nonzero(mask))
-    return applied, mask.size - applied
 
 
 @dataclasses.dataclass(frozen=True)

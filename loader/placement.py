@@ -101,9 +101,10 @@ class Placement:
             "an operator, or turn on jax_enable_x64"
         )
 
-    def table(self) -> list[list[str]]:
+    def table(self) -> str:
         """A line per leaf: name, shape, dtype, spec, shape on a device, rows read, bytes a step."""
-        lines = []
+        header = ["leaf", "shape", "dtype", "spec", "on a device", "rows read here", "bytes a step"]
+        lines = [header]
         for (name, host), placed in zip(
             named_leaves(self._host_spec), jax.tree.leaves(self.spec), strict=True
         ):
@@ -122,7 +123,10 @@ class Placement:
                     f"{int(np.prod(placed.shape)) * size:,}",
                 ]
             )
-        return lines
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        lines.insert(1, ["-" * width for width in widths])
+        padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join("  ".join(line).rstrip() for line in padded)
 
     def _needed_columns(self) -> Int64s | None:
         """Along the row axis: the union of what the devices of this process hold of any leaf."""

@@ -33,6 +33,8 @@ LAYERS = [
     "loader.prefetch",
     "loader.host_work",
     "loader.workers",
+    "loader.placed_stream",
+    "loader.processes",
     "loader.fingerprint",
     "loader.checkpoint",
     "loader.data_loader",

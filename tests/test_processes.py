@@ -1,5 +1,13 @@
+import contextlib
+import ipaddress
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +29,7 @@ rules = rules and [(regex, P(*spec)) for regex, spec in rules]
 class Source:
     read = []
     def __len__(self): return 37
+    def fingerprint(self): return {"length": 37}
     def record_spec(self):
         x, number = np.dtype(np.float32), np.dtype(np.int32)
         return {"x": jax.ShapeDtypeStruct((8,), x), "id": jax.ShapeDtypeStruct((), number)}
@@ -128,3 +137,149 @@ jax.distributed.shutdown()
 def test_several_processes_need_a_mesh(tmp_path: Path):
     messages = run_processes(NO_MESH, 2, 1, tmp_path)
     assert all("pass DataLoader(..., mesh=mesh)" in message for message in messages)
+
+
+AGREE = """
+import numpy as np
+import loader.processes
+from loader import DataLoader, Shuffle
+loader.processes.AGREE_TIMEOUT_S = 5
+mesh = jax.make_mesh((2,), ("data",))
+seed, size, count, made = CASES[process]
+try:
+    if made:
+        next(DataLoader({"x": np.arange(count)}, batch_size=size, order=Shuffle(seed), mesh=mesh))
+    report("agreed" if made else "no loader")
+except (ValueError, TimeoutError) as error:
+    report(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ((0, 4, 20, True), "agreed"),
+        ((1, 4, 20, True), "process 1 has order.seed"),
+        ((0, 2, 20, True), "process 1 has batch_size 2 where process 0 has 4"),
+        ((0, 4, 22, True), "process 1 has data.length"),
+        ((0, 4, 20, False), "process 1 of 2 has not said within 5 s"),
+    ],
+)
+def test_processes_that_would_load_other_things_are_named(other: Any, message: str, tmp_path: Path):
+    script = f"CASES = {[(0, 4, 20, True), other]}\n" + AGREE
+    reports = run_processes(script, 2, 1, tmp_path)
+    assert message in reports[0]
+    if other[3] and message != "agreed":
+        assert "process 0 has" in reports[1]
+
+
+REPLICAS = """
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from loader import DataLoader, MeshSharder
+mesh = jax.make_mesh((2,), ("data",))
+def skewed(rows): return {**rows, "y": rows["x"] + (process if SKEWED else 0)}
+loader = DataLoader({"x": np.arange(20)}, batch_size=4, operators=[skewed],
+    sharder=MeshSharder(mesh, [("x", P("data")), ("y", P()), ("valid_mask", P("data"))]))
+next(loader)
+try:
+    loader.verify_replicas()
+    report("equal")
+except ValueError as error:
+    report(str(error))
+"""
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_replicas_that_differ_are_named(skewed: bool, tmp_path: Path):
+    reports = run_processes(f"SKEWED = {skewed}\n" + REPLICAS, 2, 1, tmp_path)
+    for text in reports:
+        assert ("processes 0 and 1 hold leaf 'y' at" in text) if skewed else text == "equal"
+
+
+TRAIN = """
+import sys
+import jax, numpy as np
+from loader import DataLoader
+from loader.processes import join_job
+join_job()
+loader = DataLoader({"x": np.arange(40)}, batch_size=8, mesh=jax.make_mesh((8,), ("data",)))
+total = sum(int(jax.jit(lambda b: b["x"].sum())(batch)) for batch in loader)
+print("total", total, "of process", jax.process_index(), flush=True)
+if sys.argv[1:] == ["fail"] and jax.process_index() == 1:
+    import os; os._exit(3)
+if sys.argv[1:]:
+    import time; time.sleep(600)
+jax.distributed.shutdown()
+"""
+
+
+def launch(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    launcher = Path(__file__).parent.parent / "scripts" / "launch_local.py"
+    return subprocess.Popen(
+        [sys.executable, launcher, "-n", "2", "--devices", "4", "--logs", folder / "logs",
+         "--", sys.executable, script, *arguments],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The ids of all processes that run the script of this folder, but for the launcher."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:  # it has ended
+            continue
+        if str(folder / "train.py") in words[1:2]:
+            found.append(path.parent.name)
+    return found
+
+
+def listening_addresses(process: str) -> set[str]:
+    """The addresses at which a process listens for TCP connections."""
+    sockets = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(link))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                raw = bytes.fromhex(words[1].split(":")[0])
+                parts = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                address = ipaddress.ip_address(b"".join(parts))
+                found.add(str(getattr(address, "ipv4_mapped", None) or address))
+    return found
+
+
+def test_the_launcher_runs_one_script_in_several_processes(tmp_path: Path):
+    child = launch(tmp_path)
+    assert child.wait(120) == 0
+    logs = [(tmp_path / "logs" / f"process-{n}.log").read_text() for n in range(2)]
+    assert all(f"total 780 of process {n}" in log for n, log in enumerate(logs))
+
+
+def test_when_one_process_fails_the_launcher_leaves_no_orphans(tmp_path: Path):
+    child = launch(tmp_path, "fail")
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 3
+    assert "process 1 ended with 3" in output
+    assert not processes_of(tmp_path)
+
+
+def test_when_the_launcher_is_ended_its_processes_are(tmp_path: Path):
+    child = launch(tmp_path, "wait")
+    log = tmp_path / "logs" / "process-0.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "total 780" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    addresses = set().union(*map(listening_addresses, processes_of(tmp_path)))
+    assert addresses == {"127.0.0.1"}
+    child.terminate()
+    assert child.wait(60) == 128 + signal.SIGTERM
+    assert not processes_of(tmp_path)

@@ -1,0 +1,66 @@
+"""Batches of a loader on their devices, one after the other, in a thread or without one."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from loader.host_work import HostWork
+from loader.placement import Placement
+from loader.prefetch import Ahead, thread_settings
+from loader.spec import VALID_MASK
+from loader.workers import HostStream
+
+
+class PlacedStream:
+    """Placed batches one after the other, each with its step and its numbers of rows."""
+
+    def __init__(
+        self, stream: HostStream, placement: Placement, work: HostWork, prefetch: int
+    ) -> None:
+        self.placement = placement
+        self.settings = thread_settings()
+        self._make = _PlaceNext(stream, placement, work)
+        self._stream = stream
+        self._ahead = (
+            Ahead(self._make, stream.close, prefetch, "gristmill-prefetch") if prefetch else None
+        )
+
+    def __next__(self) -> tuple[int, Any, int, int]:
+        return self._make() if self._ahead is None else self._ahead.take()
+
+    def close(self) -> str | None:
+        if self._ahead is not None:
+            return self._ahead.close()
+        return self._stream.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlaceNext:
+    """What the prefetch thread does. It knows nothing of the loader, which may be forgotten."""
+
+    stream: HostStream
+    placement: Placement
+    work: HostWork
+
+    def __call__(self) -> tuple[int, Any, int, int]:
+        step, host_batch = next(self.stream)
+        counts = rows_applied_and_masked(host_batch, self.work)
+        return step, place_batch(host_batch, step, self.placement, self.work), *counts
+
+
+def place_batch(host_batch: Any, step: int, placement: Placement, work: HostWork) -> Any:
+    start, stop = work.plan.span(step)
+
+    def record_of(row: int) -> int | None:
+        return int(work.records(start, stop)[row]) if row < stop - start else None
+
+    return placement.place(host_batch, record_of)
+
+
+def rows_applied_and_masked(batch: Any, work: HostWork) -> tuple[int, int]:
+    mask = batch.get(VALID_MASK) if isinstance(batch, dict) else None
+    if mask is None:
+        return work.plan.batch_size, 0
+    applied = int(np.count_nonzero(mask))
+    return applied, mask.size - applied
