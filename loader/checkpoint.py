@@ -16,7 +16,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class Checkpointable(Protocol):
 
     def get_state(self) -> dict[str, Any]: ...
 
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None: ...
 
 
 def make_document(
@@ -233,3 +233,40 @@ class LoaderRestore(ocp.args.CheckpointArgs):
     """`Composite(state=..., data=LoaderRestore(loader))`: the loader goes on from there."""
 
     loader: Checkpointable
+
+
+class Saving:
+    """The methods of something with a state that save it: to files, and for Orbax v1."""
+
+    def save(self: Checkpointable, directory: Any, *, keep: int = 3) -> Any:
+        """Write the state into a folder: atomically, as its newest; the `keep` newest are kept.
+
+        On several processes only the first writes. Orbax v1 calls this too, with a path of its own
+        kind, and is answered with what it awaits.
+        """
+        if hasattr(directory, "await_creation"):
+            return _save_with_orbax(self.get_state(), directory)
+        if jax.process_index() == 0:
+            write_newest(self.get_state(), directory, keep)
+        return None
+
+    def restore(self: Checkpointable, directory: Any, *, allow_changes: Iterable[str] = ()) -> None:
+        """Go on from the newest whole state that `save` wrote into the folder."""
+        self.set_state(read_newest(directory), allow_changes=allow_changes)
+
+    async def load(self: Checkpointable, directory: Any) -> Any:
+        """For Orbax v1: restore the loader from its part of a checkpoint."""
+        self.set_state(read_document(directory / DOCUMENT_NAME))
+
+        async def nothing_left() -> None:
+            pass
+
+        return nothing_left()
+
+
+async def _save_with_orbax(state: Mapping[str, Any], directory: Any) -> Any:
+    # The state is that of the call: what is written later is still of this step.
+    async def write() -> None:
+        write_once(state, await directory.await_creation())
+
+    return write()

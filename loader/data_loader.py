@@ -9,7 +9,7 @@ interrupt struck in between) is thrown away and made again.
 import dataclasses
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import jax
@@ -18,15 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from loader.batchers import BatcherModule, PadBatcher
-from loader.checkpoint import (
-    DOCUMENT_NAME,
-    check_document,
-    make_document,
-    read_document,
-    read_newest,
-    write_newest,
-    write_once,
-)
+from loader.checkpoint import Saving, check_document, make_document
 from loader.digest import content_key
 from loader.fingerprint import Fingerprint
 from loader.host_work import HostWork
@@ -41,6 +33,7 @@ from loader.processes import agree, refuse_unequal_replicas
 from loader.sharder import MeshSharder, SharderModule, placement_on_default_device
 from loader.sources import as_source
 from loader.spec import named_leaves, refuse_mask_key, x64_enabled
+from loader.stage_checks import refuse_unfit_stages
 from loader.workers import HostBatches, HostStream, Threads
 
 
@@ -53,7 +46,7 @@ class _Cursor:
     running: HostStream | PlacedStream | None = None  # batches under way, on the host or on devices
 
 
-class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
+class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=False):
     """Batches for a training loop, each a function of (data, configuration, step).
 
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.
@@ -93,7 +86,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
         self.sharder = MeshSharder(mesh) if mesh is not None else sharder
         self.workers = Threads(0) if workers is None else workers
         self.prefetch = prefetch
-        _check_stages(self, plan, order, microbatches, operators)
+        refuse_unfit_stages(self, plan, order, microbatches, operators)
         self._work = HostWork(source, order, plan, operators, self.batcher, microbatches)
         self._fingerprint = Fingerprint(source, order, operators, self.batcher)
         self._cursor = _Cursor()
@@ -368,39 +361,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], pytree=False):
         same = same and step >= kept.origin_step and kept.position(step) == position
         self._move(kept if same else moved, step)
 
-    def save(self, directory: Any, *, keep: int = 3) -> Any:
-        """Write the state into a folder: atomically, as its newest; the `keep` newest are kept.
-
-        On several processes only the first writes. Orbax v1 calls this too, with a path of its own
-        kind, and is answered with what it awaits.
-        """
-        if hasattr(directory, "await_creation"):
-            return self._save_with_orbax(directory)
-        if jax.process_index() == 0:
-            write_newest(self.get_state(), directory, keep)
-        return None
-
-    def restore(self, directory: Any, *, allow_changes: Iterable[str] = ()) -> None:
-        """Go on from the newest whole state that `save` wrote into the folder."""
-        self.set_state(read_newest(directory), allow_changes=allow_changes)
-
-    async def _save_with_orbax(self, directory: Any) -> Any:
-        state = self.get_state()  # now: what is written later is still of this step
-
-        async def write() -> None:
-            write_once(state, await directory.await_creation())
-
-        return write()
-
-    async def load(self, directory: Any) -> Any:
-        """For Orbax v1: restore the loader from its part of a checkpoint."""
-        self.set_state(read_document(directory / DOCUMENT_NAME))
-
-        async def nothing_left() -> None:
-            pass
-
-        return nothing_left()
-
     # Lifecycle
 
     def close(self) -> None:
@@ -444,45 +404,3 @@ class Epoch:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self.first_step <= self.loader._cursor.step < self.end_step:
             yield next(self.loader)
-
-
-def _check_stages(
-    loader: DataLoader,
-    plan: Plan,
-    order: Order,
-    microbatches: int | None,
-    operators: Sequence[HostOperator],
-) -> None:
-    for stage, kind, example in (
-        (loader.batcher, BatcherModule, "batcher=PadBatcher()"),
-        (loader.workers, Threads, "workers=Threads(2)"),
-        (loader.sharder, SharderModule | None, "sharder=MeshSharder(mesh)"),
-    ):
-        if not isinstance(stage, kind):
-            raise TypeError(f"got {stage!r} where an instance is needed, such as {example}")
-    if isinstance(order, type) or not hasattr(order, "records"):
-        raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
-    order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
-    if type(loader.prefetch) is not int or loader.prefetch < 0:
-        raise ValueError(f"prefetch must be an int of at least 0, got {loader.prefetch!r}")
-    if not loader.batcher.pads and plan.remainder != "drop":
-        raise ValueError(
-            f"{type(loader.batcher).__name__} never pads, and remainder={plan.remainder!r} ends "
-            "with a batch that must be filled up: use remainder='drop', or PadBatcher()"
-        )
-    if microbatches is not None and (
-        type(microbatches) is not int or microbatches < 1 or plan.batch_size % microbatches
-    ):
-        raise ValueError(
-            f"microbatches must be an int that divides batch_size {plan.batch_size}, "
-            f"got {microbatches!r}"
-        )
-    if isinstance(loader.sharder, MeshSharder):
-        loader.sharder.check_batch_size(plan.batch_size, microbatches)
-    for host_operator in operators:
-        if not callable(host_operator):
-            raise TypeError(f"an operator is a callable from rows to rows, got {host_operator!r}")
-    for stage in (loader.batcher, *operators):
-        if isinstance(stage, LoaderModule):
-            rngs = [r for r in (loader.rngs, stage.rngs) if r is not None]
-            stage.ensure_rng_streams(sorted({name for r in rngs for name in r}))

@@ -34,6 +34,7 @@ LAYERS = [
     "loader.host_work",
     "loader.workers",
     "loader.placed_stream",
+    "loader.stage_checks",
     "loader.processes",
     "loader.fingerprint",
     "loader.checkpoint",

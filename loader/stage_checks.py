@@ -1,0 +1,57 @@
+"""What can be wrong with the stages of a loader before any of them has run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from loader.batchers import BatcherModule
+from loader.module import LoaderModule
+from loader.operator import HostOperator
+from loader.order import Order
+from loader.plan import Plan
+from loader.sharder import MeshSharder, SharderModule
+from loader.workers import Threads
+
+
+def refuse_unfit_stages(
+    loader: Any,
+    plan: Plan,
+    order: Order,
+    microbatches: int | None,
+    operators: Sequence[HostOperator],
+) -> None:
+    """Raise, with the remedy, for stages of the wrong kind or that do not fit together."""
+    for stage, kind, example in (
+        (loader.batcher, BatcherModule, "batcher=PadBatcher()"),
+        (loader.workers, Threads, "workers=Threads(2)"),
+        (loader.sharder, SharderModule | None, "sharder=MeshSharder(mesh)"),
+    ):
+        if not isinstance(stage, kind):
+            raise TypeError(f"got {stage!r} where an instance is needed, such as {example}")
+    if isinstance(order, type) or not hasattr(order, "records"):
+        raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
+    order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
+    if type(loader.prefetch) is not int or loader.prefetch < 0:
+        raise ValueError(f"prefetch must be an int of at least 0, got {loader.prefetch!r}")
+    if not loader.batcher.pads and plan.remainder != "drop":
+        raise ValueError(
+            f"{type(loader.batcher).__name__} never pads, and remainder={plan.remainder!r} ends "
+            "with a batch that must be filled up: use remainder='drop', or PadBatcher()"
+        )
+    if microbatches is not None and (
+        type(microbatches) is not int or microbatches < 1 or plan.batch_size % microbatches
+    ):
+        raise ValueError(
+            f"microbatches must be an int that divides batch_size {plan.batch_size}, "
+            f"got {microbatches!r}"
+        )
+    if isinstance(loader.sharder, MeshSharder):
+        loader.sharder.check_batch_size(plan.batch_size, microbatches)
+    for host_operator in operators:
+        if not callable(host_operator):
+            raise TypeError(f"an operator is a callable from rows to rows, got {host_operator!r}")
+    for stage in (loader.batcher, *operators):
+        if isinstance(stage, LoaderModule):
+            rngs = [r for r in (loader.rngs, stage.rngs) if r is not None]
+            stage.ensure_rng_streams(sorted({name for r in rngs for name in r}))
