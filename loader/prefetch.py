@@ -16,6 +16,7 @@ import dataclasses
 import queue
 import sys
 import threading
+import time
 import traceback
 import warnings
 import weakref
@@ -74,8 +75,8 @@ class Ahead(Generic[T]):
             name=name,
             daemon=True,
         )
+        _alive[self._thread] = (self._stop, self._slots)
         self._thread.start()
-        _running.add(self)
         weakref.finalize(self, _tell_to_stop, self._stop, self._slots)
 
     def take(self) -> T:
@@ -148,6 +149,7 @@ def _produce(
         ready.put((number, _Failure(error)))
     finally:
         finish()
+        _alive.pop(threading.current_thread(), None)
 
 
 _NOTHING = contextlib.nullcontext()
@@ -158,16 +160,18 @@ def _tell_to_stop(stop: threading.Event, slots: threading.Semaphore) -> None:
     slots.release()
 
 
-_running: "weakref.WeakSet[Ahead[Any]]" = weakref.WeakSet()
+# Threads that have not ended, also of prefetchers that are gone: at exit they must be waited for.
+_alive: dict[threading.Thread, tuple[threading.Event, threading.Semaphore]] = {}
 
 
 @atexit.register  # jax is imported above, so this runs before JAX's own clean-up
-def _close_all() -> None:
-    running = list(_running)
-    for ahead in running:
-        _tell_to_stop(ahead._stop, ahead._slots)
-    for ahead in running:
-        ahead.close(timeout_s=CLOSE_TIMEOUT_S / len(running))
+def _end_all() -> None:
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
+    threads = list(_alive.items())
+    for _, (stop, slots) in threads:
+        _tell_to_stop(stop, slots)
+    for thread, _ in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class DevicePrefetcher(Generic[T]):

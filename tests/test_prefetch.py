@@ -439,25 +439,28 @@ loader = DataLoader({"x": np.arange(4_000_000, dtype=np.float32).reshape(-1, 4)}
     mesh=jax.make_mesh((8,), ("data",)), workers=Threads(int(sys.argv[2])), epochs=None)
 step = jax.jit(lambda total, batch: total + batch["x"].sum())
 total = 0.0
+def local():  # forgotten as soon as it is left, while its thread makes the first batch
+    DataLoader({"x": np.arange(4_000_000, dtype=np.float32)}, batch_size=1_000_000).start()
 def train():
     global total
     for number, batch in enumerate(loader):
         total = step(total, batch)
         if number == 5:
             if sys.argv[1] == "return": return
+            if sys.argv[1] == "at once": loader.close(); local(); sys.exit(5)
             if sys.argv[1] == "exception": raise ValueError("as planned")
             if sys.argv[1] == "exit": sys.exit(7)
             print("running", flush=True)
 train()
 """
-WAYS = {"return": 0, "exception": 1, "exit": 7, "interrupt": -signal.SIGINT}
+WAYS = {"return": 0, "exception": 1, "exit": 7, "interrupt": -signal.SIGINT, "at once": 5}
 
 
 def test_leaving_in_the_middle_is_clean(full: bool):
-    for number in range(50 if full else 8):
-        way = list(WAYS)[number % 4]
+    for number in range(50 if full else 10):
+        way = list(WAYS)[number % len(WAYS)]
         child = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, way, str(number // 4 % 2 * 2)],
+            [sys.executable, "-c", SCRIPT, way, str(number // 5 % 2 * 2)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         if way == "interrupt":

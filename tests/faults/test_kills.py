@@ -1,0 +1,95 @@
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import Record
+from tests.faults.train import KINDS, RECORDS, make_loader
+
+SCRIPT = "tests.faults.train"
+ROOT = Path(__file__).parent.parent.parent
+
+
+def start(kind: str, folder: Path, *way: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", SCRIPT, kind, str(folder), *way],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+
+
+def finish(kind: str, folder: Path) -> dict[str, Any]:
+    child = start(kind, folder)
+    _, errors = child.communicate(timeout=180)
+    assert child.returncode == 0, errors
+    return json.loads((folder / "result.json").read_text())
+
+
+def kill_once(child: "subprocess.Popen[str]", rng: random.Random, in_a_save: bool) -> bool:
+    """Kill the run with SIGKILL; whether that struck inside a save."""
+    assert child.stdout is not None
+    lines: list[str] = []
+    chosen = rng.randrange(1, 20)
+    for line in child.stdout:
+        lines.append(line.strip())
+        if in_a_save and line.startswith("save ") and len(lines) > chosen:
+            time.sleep(rng.random() * 0.02)
+            break
+        if not in_a_save and line.startswith("saved ") and len(lines) > chosen:
+            break
+    child.send_signal(signal.SIGKILL)
+    rest, _ = child.communicate(timeout=60)
+    lines += rest.splitlines()
+    return bool(lines) and lines[-1].startswith("save ")
+
+
+def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
+    full: bool, record: Record, tmp_path: Path
+):
+    rng = random.Random(0)
+    undisturbed = finish("plain", fresh(tmp_path / "undisturbed"))
+    assert undisturbed["seen"] == [3] * RECORDS
+    count, inside = 200 if full else 6, 0
+    for number in range(count):
+        kind = list(KINDS)[number % len(KINDS)]
+        folder = fresh(tmp_path / str(number))
+        inside += kill_once(start(kind, folder), rng, in_a_save=number % 4 < 3)
+        resumed = finish(kind, folder)
+        assert resumed["seen"] == undisturbed["seen"], (number, kind)
+        assert resumed["w"] == undisturbed["w"], (number, kind)
+        for step, ids in resumed["delivered"].items():
+            assert ids == undisturbed["delivered"][step], (number, kind, step)
+    assert inside * 2 >= count
+    record("SIGKILL of a training process", count, f"{inside} inside a save; all ended equal")
+
+
+@pytest.mark.parametrize("where", ["save", "restore"])
+def test_leaving_while_saving_or_restoring_leaves_nothing_half_done(
+    where: str, full: bool, record: Record, tmp_path: Path
+):
+    ways = {"exit": 7, "exception": 1, "interrupt": -signal.SIGINT}
+    count = 25 if full else 4
+    for number in range(count):
+        kind, way = list(KINDS)[number % 3], list(ways)[number // 3 % 3]
+        folder = fresh(tmp_path / str(number))
+        child = start(kind, folder, where, way)
+        _, errors = child.communicate(timeout=120)
+        assert child.returncode == ways[way], errors
+        assert "Fatal" not in errors
+        result = finish(kind, folder)
+        assert result["seen"] == [3] * RECORDS
+    record(f"exit, exception, Ctrl-C while {where[:-1]}ing", count, "no abort; the next run equal")
+
+
+def fresh(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_the_script_loads_what_it_should():
+    assert len(make_loader()) == 21
