@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +28,49 @@ jax.distributed.initialize(
 """
 
 
-def run_processes(
-    script: str, count: int, devices: int, folder: Path, timeout_s: float = 120
-) -> list[Any]:
+class Job:
+    """Processes that run the same script, `devices` devices each. Ended with their group."""
+
+    def __init__(self, script: str, count: int, devices: int, folder: Path) -> None:
+        path = folder / "script.py"
+        path.write_text(_PREAMBLE + script)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.logs = [folder / f"log-{number}.txt" for number in range(count)]
+        self.reports = [folder / f"report-{number}.json" for number in range(count)]
+        self.children: list[subprocess.Popen[bytes]] = []
+        for number in range(count):
+            arguments = [str(n) for n in (number, count, devices, port, self.reports[number])]
+            with self.logs[number].open("wb") as log:
+                self.children.append(
+                    subprocess.Popen(
+                        [sys.executable, str(path), *arguments],
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """The exit statuses; whoever is still running after that time is killed."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            return [child.wait(max(0.1, deadline - time.monotonic())) for child in self.children]
+        finally:
+            for child in self.children:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+
+
+def run_processes(script: str, count: int, devices: int, folder: Path) -> list[Any]:
     """Run the script in `count` processes of `devices` devices each; what each of them reported.
 
     In the script `process` is the number of the process, jax is imported and initialised, and
     `report(value)` is to be called once, with JSON data.
     """
-    path = folder / "script.py"
-    path.write_text(_PREAMBLE + script)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    logs = [folder / f"log-{number}.txt" for number in range(count)]
-    reports = [folder / f"report-{number}.json" for number in range(count)]
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        for number, log in enumerate(logs):
-            arguments = [str(n) for n in (number, count, devices, port, reports[number])]
-            with log.open("wb") as file:
-                children.append(
-                    subprocess.Popen(
-                        [sys.executable, str(path), *arguments],
-                        stdout=file,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
-        codes = [child.wait(timeout_s) for child in children]
-    finally:
-        for child in children:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-    assert codes == [0] * count, "\n".join(log.read_text() for log in logs)
-    return [json.loads(path.read_text()) for path in reports]
+    job = Job(script, count, devices, folder)
+    statuses = job.wait(timeout_s=120)
+    assert statuses == [0] * count, "\n".join(log.read_text() for log in job.logs)
+    return [json.loads(path.read_text()) for path in job.reports]
