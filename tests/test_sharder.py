@@ -117,6 +117,31 @@ def test_a_loader_on_a_mesh_resumes_exactly():
     assert_resumes_exactly(lambda: DataLoader(wide_records(37), batch_size=8, epochs=2, mesh=mesh))
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_state_of_any_mesh_goes_on_on_any_other(prefetch: int):
+    places: list[Any] = [
+        {},
+        {"mesh": make_mesh("auto", data=8)},
+        {"mesh": make_mesh("explicit", data=4, model=2)},
+        {"mesh": make_mesh("auto", data=2, fsdp=2, model=2)},
+        {"sharder": MeshSharder(make_mesh("auto", model=8), [("", P())])},
+    ]
+    whole = DataLoader(wide_records(37), batch_size=8, epochs=2, order=Shuffle(1)).host_batches()
+    expected = [i for b in whole for i in b["id"][b["valid_mask"]].tolist()]
+    for before in places:
+        for after, batch_size in zip(places, (8, 16, 24, 8, 32), strict=True):
+            settings = {"order": Shuffle(1), "epochs": 2, "prefetch": prefetch}
+            saved = DataLoader(wide_records(37), batch_size=8, **settings, **before)
+            for _ in range(3):
+                next(saved)
+            resumed = DataLoader(wide_records(37), batch_size=batch_size, **settings, **after)
+            resumed.set_state(saved.get_state())
+            got = [i for b in resumed
+                   for i in np.asarray(b["id"])[np.asarray(b["valid_mask"])].tolist()]  # fmt: skip
+            assert got == expected[24:]
+            saved.close()
+
+
 def test_with_a_mesh_alone_rows_go_over_its_data_axes():
     for axes, expected in (
         ({"data": 8}, "data"),

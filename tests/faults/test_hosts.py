@@ -1,6 +1,8 @@
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,43 @@ def test_lengths_that_do_not_divide_take_equal_steps_on_all_hosts(
             assert {steps for _, steps, _ in results} == {-(-length // 12)}
             assert sum(valid for _, _, valid in results) == length
     record("lengths that do not divide, by hosts", 6 * len(counts), "equal steps; every row once")
+
+
+AMPLIFICATION = """
+import numpy as np
+from loader import DataLoader, Shuffle
+class Counting:
+    read = 0
+    def __len__(self): return 4000
+    def __getitem__(self, index): return {"x": np.full(64, index, np.float32)}
+    def gather(self, indices):
+        rows = np.stack([self[int(i)]["x"] for i in indices])
+        Counting.read += rows.nbytes
+        return {"x": rows}
+mesh = jax.make_mesh((count,), ("data",))
+loader = DataLoader(Counting(), batch_size=60, order=Shuffle(1), mesh=mesh)
+for batch in loader: pass
+loader.get_state()
+report(Counting.read)
+jax.distributed.shutdown()
+"""
+
+
+def test_together_the_processes_read_the_data_once(record: Record, tmp_path: Path):
+    read = run_processes(AMPLIFICATION, 3, 1, tmp_path)
+    amplification = sum(read) / (4000 * 64 * 4)
+    assert 1.0 <= amplification <= 1.02
+    record("read amplification, three hosts, an epoch", 1, f"{amplification:.4f}")
+
+
+def test_the_example_shows_it_whole(record: Record):
+    script = Path(__file__).parent.parent.parent / "scripts" / "train_multihost.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("3 processes, from step ") for line in lines)
+    assert lines[-1].startswith("done: each record 2 to 2 times")
+    record("scripts/train_multihost.py: 2, killed, 3", 1, lines[-1])
 
 
 KILLED = """
