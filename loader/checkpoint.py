@@ -78,7 +78,8 @@ def make_document(
 def check_document(state: Any) -> None:
     """Raise if this is not a document that `make_document` made, byte for byte."""
     if not isinstance(state, dict):
-        raise TypeError(f"State must be a dict, got {type(state).__name__}")
+        remedy = ": json.loads it first" if isinstance(state, str | bytes) else ""
+        raise TypeError(f"State must be a dict, got {type(state).__name__}{remedy}")
     if set(map(str, state)) != set(_TYPES):
         raise _damaged(
             f"it has the keys {_short(sorted(map(str, state)))}, expected {list(_TYPES)}"
@@ -153,6 +154,8 @@ def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], ke
     if type(keep) is not int or keep < 1:
         raise ValueError(f"keep must be an int of at least 1, got {keep!r}")
     folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: name a folder to save into")
     folder.mkdir(parents=True, exist_ok=True)
     older = _documents(folder)
     sequence = int(older[-1].name[:8]) + 1 if older else 0
@@ -174,7 +177,9 @@ def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], ke
 
 def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The newest whole document of a folder; a damaged one is passed over with a warning."""
-    paths = _documents(Path(directory)) if Path(directory).is_dir() else []
+    if not Path(directory).is_dir():
+        raise FileNotFoundError(f"there is no folder {os.fspath(directory)} to restore from")
+    paths = _documents(Path(directory))
     for path in reversed(paths):
         try:
             return read_document(path)
@@ -215,7 +220,8 @@ class LoaderCheckpointHandler(ocp.CheckpointHandler):
         write_once(args.loader.get_state(), directory)
 
     def restore(self, directory: epath.Path, args: "LoaderRestore") -> Checkpointable:
-        args.loader.set_state(read_document(directory / DOCUMENT_NAME))
+        state = read_document(directory / DOCUMENT_NAME)
+        args.loader.set_state(state, allow_changes=args.allow_changes)
         return args.loader
 
 
@@ -233,6 +239,7 @@ class LoaderRestore(ocp.args.CheckpointArgs):
     """`Composite(state=..., data=LoaderRestore(loader))`: the loader goes on from there."""
 
     loader: Checkpointable
+    allow_changes: Iterable[str] = ()
 
 
 class Saving:

@@ -78,6 +78,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         super().__init__(config or LoaderModuleConfig(), rngs=rngs, name=name)
         source = as_source(source)
         plan = Plan(len(source), batch_size, epochs, remainder, steps)
+        if callable(operators):
+            raise TypeError(f"operators is a list of operators: write operators=[{operators!r}]")
         operators = tuple(operators)
         order = Sequential() if order is None else order
         if mesh is not None and sharder is not None:

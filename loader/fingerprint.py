@@ -60,7 +60,7 @@ class Fingerprint:
         ]
         if differing:
             lines = "\n".join(
-                f"  {field}: saved {saved.get(field, 'absent')}, here "
+                f"  {field}: saved digest {saved.get(field, 'absent')}, here "
                 f"{self.digests.get(field, 'absent')}{self._words(field)}"
                 for field in differing
             )
@@ -68,7 +68,8 @@ class Fingerprint:
             raise ValueError(
                 "the state was saved with other data or another configuration:\n"
                 f"{lines}\nRestore it into a loader that is like the one that saved it, or, to go "
-                f"on with the change, set_state(state, allow_changes={{{names}}})"
+                f"on with the change, set_state(state, allow_changes={{{names}}}); restore and "
+                "LoaderRestore take allow_changes too"
             )
 
     def _words(self, field: str) -> str:
@@ -89,10 +90,7 @@ def _data_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_operator(operator: HostOperator) -> Any:
-    if isinstance(operator, LoaderModule):
-        version = getattr(operator, "version", None)
-        return [describe(type(operator)), describe(operator.config), version]
-    return describe(operator)
+    return operator.fingerprint() if isinstance(operator, LoaderModule) else describe(operator)
 
 
 def _order_fields(order: Order) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from flax import nnx
 
-from loader.digest import content_key
+from loader.digest import content_key, describe, qualified_name
 from loader.state_tree import IterationCount as IterationCount
 from loader.state_tree import (
     Mirror,
@@ -218,6 +218,16 @@ class LoaderModule(nnx.Module):
                 "Restore it into a module made with the same configuration"
             ) from error
         nnx.update(self, nnx.from_flat_state(restored))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What of this module decides its results: class, config and public attributes.
+
+        A `version` attribute is among them: change it when you change what the class does.
+        """
+        apart = ("config", "rngs", "name")
+        settings = {k: v for k, v in vars(self).items() if k not in apart and not k.startswith("_")}
+        parts = {"class": qualified_name(type(self)), "config": self.config, **settings}
+        return {"version": getattr(self, "version", None), **describe(parts)}
 
     # Randomness
 

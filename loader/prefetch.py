@@ -191,6 +191,10 @@ class DevicePrefetcher(Generic[T]):
     ) -> None:
         if type(prefetch) is not int or prefetch < 0:
             raise ValueError(f"prefetch must be an int of at least 0, got {prefetch!r}")
+        if not isinstance(sharder, MeshSharder | None):
+            raise TypeError(
+                f"sharder must be a MeshSharder, such as MeshSharder(mesh): {sharder!r}"
+            )
         self._batches: Any = iter(batches)
         self._place = _Placer(sharder)
         self._prefetch = prefetch

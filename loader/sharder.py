@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -144,7 +144,7 @@ class MeshSharder(SharderModule):
     def __init__(
         self,
         mesh: Mesh,
-        rules: Sequence[LeafRule] | None = None,
+        rules: Sequence[LeafRule] | Mapping[str, Any] | None = None,
         logical_rules: ShardingRules | PartitionAxis | None = None,
         config: SharderModuleConfig | None = None,
         *,
@@ -162,7 +162,8 @@ class MeshSharder(SharderModule):
                 config = dataclasses.replace(config, sharding_rules=list(logical_rules))
         super().__init__(config, rngs=rngs, name=name)
         self.mesh = mesh
-        self.rules = None if rules is None else tuple((str(r), spec) for r, spec in rules)
+        pairs = rules.items() if isinstance(rules, Mapping) else rules
+        self.rules = None if pairs is None else tuple((str(regex), spec) for regex, spec in pairs)
         self._check_rules()
 
     def get_partition_spec(self, logical_spec: LogicalAxisSpec | PartitionSpec) -> PartitionSpec:
@@ -326,7 +327,13 @@ class MeshSharder(SharderModule):
                     f"the rule {regex!r} needs a PartitionSpec or a tuple of axes, got {spec!r}"
                 )
         for regex, spec in self._rules_or_default():
-            re.compile(regex)
+            try:
+                re.compile(regex)
+            except re.error as error:
+                raise ValueError(
+                    f"the rule {regex!r} is no regular expression ({error}): escape special "
+                    "characters with a backslash"
+                ) from error
             for name in [name for entry in spec for name in names_of(entry)]:
                 if name not in self.mesh.axis_names:
                     raise ValueError(

@@ -122,7 +122,8 @@ def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
         if got.get(name) != want.get(name):
             raise ValueError(
                 f"{what}: leaf {name!r} is {got.get(name, 'missing')} where the spec says "
-                f"{want.get(name, 'no such leaf')}: shapes and dtypes must be the same in every "
-                "batch; override batch_spec or output_spec where a stage changes them"
+                f"{want.get(name, 'no such leaf')}: every batch must have the same shapes and "
+                "dtypes, also the last: a collate fills up to len(valid) rows, as PadBatcher's "
+                "does, and a batcher of another layout overrides batch_spec"
             )
     raise ValueError(f"{what}: the tree is {tree} where the spec says {expected_tree}")

@@ -155,9 +155,13 @@ def test_other_data_is_refused_and_not_passed_over(tmp_path: Path):
 
 
 def test_a_folder_without_a_whole_document_says_so(tmp_path: Path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match="holds no state document that is whole"):
-            make().restore(folder)
+    with pytest.raises(FileNotFoundError, match="holds no state document that is whole"):
+        make().restore(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere to restore from"):
+        make().restore(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="is a file: name a folder"):
+        make().save(tmp_path / "file")
 
 
 def test_a_save_that_fails_leaves_the_older_steps(tmp_path: Path):

@@ -396,3 +396,15 @@ def test_a_long_fingerprint_of_a_source_stays_within_a_kilobyte():
     state = DataLoader(Talkative(), batch_size=2).get_state()
     assert len(json.dumps(state)) <= 1024
     assert "data" in state["fingerprint"]
+
+
+def test_the_settings_of_a_batcher_are_part_of_what_it_is():
+    class Adding(PadBatcher):
+        def __init__(self, amount: int) -> None:
+            super().__init__()
+            self.amount = amount
+
+    state = saved(batcher=Adding(1))
+    make(batcher=Adding(1)).set_state(state)
+    with pytest.raises(ValueError, match="batcher: saved"):
+        make(batcher=Adding(2)).set_state(state)

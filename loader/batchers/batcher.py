@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from loader.digest import describe
 from loader.sources.source import stack
 from loader.spec import Spec, prepend, with_mask
 from loader.structural import StructuralConfig, StructuralModule
@@ -71,7 +70,12 @@ class BatcherModule(StructuralModule):
         return self.collate(stack(records, range(first, first + len(records))), valid)
 
     def collate(self, rows: Any, valid: np.ndarray) -> Any:
-        """A batch of the stacked rows, which belong where `valid` is True."""
+        """A batch with a row for each entry of `valid`.
+
+        `rows` hold only as many as are valid: at the end of an epoch, and where a filter has left
+        gaps, they are fewer, and belong where `valid` is True. `PadBatcher.collate(rows, valid)`
+        puts them there and fills the rest with zeros.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say how to collate")
 
     def process_one_batch(self, records: list[Any], batch_size: int) -> Any:
@@ -87,10 +91,6 @@ class BatcherModule(StructuralModule):
                 f"records with batch_size={batch_size}: it must make one"
             )
         return batches[0]
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What of this batcher decides the batches. A subclass with more settings adds them."""
-        return {"class": describe(type(self)), "config": describe(self.config)}
 
     def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
         """The spec of a batch of records of `element_spec`: rows in front, and the mask."""

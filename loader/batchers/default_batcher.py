@@ -8,13 +8,14 @@ import numpy as np
 from flax import nnx
 
 from loader.batchers.batcher import BatcherModule, check_batch_size, unstack
-from loader.digest import describe
 from loader.spec import Spec, is_text, prepend, spec_of, zero_rows
 from loader.structural import StructuralConfig
 
 
 class DefaultBatcher(BatcherModule):
     """Stacks records; never pads and adds no mask, so a last batch may be short.
+
+    A loader, whose batches are all of one shape, takes it with `remainder="drop"` only.
 
     Texts become a list. `collate_fn`, if given, makes the batch from the list of its records.
     """
@@ -41,9 +42,6 @@ class DefaultBatcher(BatcherModule):
         if self.collate_fn is not None:  # which may take records that cannot be stacked
             return self.collate_fn(records)
         return super()._collate_records(records, first, valid)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "collate_fn": describe(self.collate_fn)}
 
     def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
         check_batch_size(batch_size)

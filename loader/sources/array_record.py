@@ -26,9 +26,18 @@ class RawArrays:
     """Parses records that are the bytes of arrays of a known spec, leaf after leaf.
 
     `spec` is a tree of `jax.ShapeDtypeStruct`; leaves follow in the order of `jax.tree.leaves`.
+    The bytes do not say what they are: another spec of the same size reads them as something else.
     """
 
     spec: Spec
+
+    def __post_init__(self) -> None:
+        for name, leaf in named_leaves(self.spec):
+            if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+                raise ValueError(
+                    f"leaf {name!r} of the spec is {leaf!r}: give "
+                    "jax.ShapeDtypeStruct(shape, dtype)"
+                )
 
     def __call__(self, data: bytes) -> Any:
         return jax.tree.map(lambda rows: rows[0], self.many([data]))
@@ -102,6 +111,8 @@ class ArrayRecordSource:
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         parse: Callable[[bytes], Any] | None = None,
     ) -> None:
+        if isinstance(parse, type):
+            raise TypeError(f"parse is the class {parse.__name__}: give an instance of it")
         self.paths = _expand(paths)
         self._parse = parse
         if isinstance(parse, RawArrays):  # only then is it known without reading
@@ -172,6 +183,8 @@ def _expand(paths: Any) -> list[str]:
         raise ValueError("no paths given: name at least one ArrayRecord file or a glob")
     found: list[str] = []
     for path in map(os.fspath, given):
+        if epath.Path(path).is_dir():
+            raise ValueError(f"{path!r} is a folder: name its files, for example '{path}/*'")
         if epath.Path(path).exists():
             found.append(path)
         elif any(character in path for character in "*?["):
