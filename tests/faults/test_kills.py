@@ -84,6 +84,8 @@ def test_leaving_while_saving_or_restoring_leaves_nothing_half_done(
     for number in range(count):
         kind, way = list(KINDS)[number % 3], list(ways)[number // 3 % 3]
         folder = fresh(tmp_path / str(number))
+        if where == "restore":  # of which there must be something
+            kill_once(start(kind, folder), random.Random(number), in_a_save=False)
         child = start(kind, folder, where, way)
         _, errors = child.communicate(timeout=120)
         assert child.returncode == ways[way], errors

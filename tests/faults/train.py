@@ -111,14 +111,20 @@ def leave(way: str) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def leave_soon(way: str) -> None:
+    """In a thousandth of a second, wherever the main thread is then."""
+    signal.signal(signal.SIGALRM, lambda *_: leave(way))
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+
 def main() -> None:
     kind, folder, *way = sys.argv[1:]
     store = KINDS[kind](Path(folder))
     loader = make_loader()
     say("restoring")
     if way and way[0] == "restore":
-        loader.start()
-        leave(way[1])
+        leave_soon(way[1])
+    loader.start()  # as one does, to overlap the restoring
     model = store.restore(loader) or new_model()
     delivered = {}
     say("running")
@@ -128,8 +134,7 @@ def main() -> None:
         delivered[step] = np.asarray(batch["id"])[np.asarray(batch["valid_mask"])].tolist()
         say(f"save {step}")
         if way and way[0] == "save" and step == 3:
-            signal.setitimer(signal.ITIMER_REAL, 0.001)
-            signal.signal(signal.SIGALRM, lambda *_: leave(way[1]))
+            leave_soon(way[1])
         store.save(step, model, loader)
         say(f"saved {step}")
     result = {"seen": model["seen"].tolist(), "w": float(model["w"]), "delivered": delivered}
