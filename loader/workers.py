@@ -28,9 +28,10 @@ class HostBatches(grain.MapDataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        if not len(self):
+        count = len(self)
+        if not count:
             raise IndexError("a run of no steps has no batches")
-        step = index % len(self)
+        step = index % count
         try:
             return self._work.batch_rows(step, self._rows)
         except StopIteration as error:  # which would look like the end of the run

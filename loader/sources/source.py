@@ -3,8 +3,9 @@
 A source is anything with `__len__` and `__getitem__(int)`: Grain's protocol. For speed it may offer
 `__getitems__(list of int)`, which gives a list of records, or best `gather(indices)`, which gives
 the rows already stacked. They must be in arrays that nobody writes again, because JAX may keep
-them: views are copied, unless `fresh_rows = True` says that they are of memory made for the call;
-a buffer that is filled anew for each call cannot be told apart, and corrupts.
+them: views are copied; a buffer that is filled anew for each call cannot be told apart, and
+corrupts. `fresh_rows = True` says that all rows asked for are given, in memory made for the call,
+and saves the looking.
 
 It may know `record_spec()` without reading, and `fingerprint()`, a dict of a few values that tell
 its data from other data. `by_epoch = True` says that a record changes from epoch to epoch; it is
@@ -43,16 +44,17 @@ def read_rows(source: Any, indices: Int64s) -> tuple[Any, np.ndarray | None]:
     """
     count = len(indices)
     if hasattr(source, "gather"):
-        leaves, tree = jax.tree.flatten(source.gather(indices))
+        rows = source.gather(indices)
+        if getattr(source, "fresh_rows", False):
+            return rows, None
+        leaves, tree = jax.tree.flatten(rows)
         for leaf in leaves:
             if leaf.shape[:1] != (count,):
                 raise ValueError(
                     f"{type(source).__name__}.gather was asked for {count} rows and gave a leaf of "
                     f"shape {leaf.shape}: it must give arrays with a row for each index"
                 )
-        if not getattr(source, "fresh_rows", False):
-            leaves = [_owned(leaf) for leaf in leaves]
-        return jax.tree.unflatten(tree, leaves), None
+        return jax.tree.unflatten(tree, [_owned(leaf) for leaf in leaves]), None
     if hasattr(source, "__getitems__"):
         records = source.__getitems__(indices.tolist())
         if not isinstance(records, Sequence) or len(records) != count:
