@@ -75,6 +75,11 @@ class Ahead(Generic[T]):
             name=name,
             daemon=True,
         )
+        # What runs last at exit is what was registered first: the threads must have ended before
+        # JAX takes its backends down, which it arranges for when they come up.
+        jax.devices()
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)
         _alive[self._thread] = (self._stop, self._slots)
         self._thread.start()
         weakref.finalize(self, _tell_to_stop, self._stop, self._slots)
@@ -164,7 +169,6 @@ def _tell_to_stop(stop: threading.Event, slots: threading.Semaphore) -> None:
 _alive: dict[threading.Thread, tuple[threading.Event, threading.Semaphore]] = {}
 
 
-@atexit.register  # jax is imported above, so this runs before JAX's own clean-up
 def _end_all() -> None:
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     threads = list(_alive.items())
