@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from loader.module import LoaderModule, LoaderModuleConfig
 from loader.partition import PartitionAxis
-from loader.partition.applying import apply_spec
+from loader.partition.applying import apply_spec, closed_spec
 from loader.partition.axes import MODE_TRAIN
 from loader.partition.correction import as_entry, refuse_misfit
 from loader.partition.mesh import names_of
@@ -309,7 +309,7 @@ class MeshSharder(SharderModule):
     def _rules_or_default(self) -> list[tuple[str, PartitionSpec]]:
         if self.rules is None:
             return [("", PartitionSpec(self._data_entry()))]
-        return [(regex, _closed(self.get_partition_spec(spec))) for regex, spec in self.rules]
+        return [(regex, closed_spec(self.get_partition_spec(spec))) for regex, spec in self.rules]
 
     def _data_entry(self) -> Any:
         return as_entry([name for name in DATA_AXES if name in self.mesh.axis_names])
@@ -340,11 +340,6 @@ class MeshSharder(SharderModule):
                         f"the rule {regex!r} names the axis {name!r}; the mesh has "
                         f"{list(self.mesh.axis_names)}"
                     )
-
-
-def _closed(spec: PartitionSpec) -> PartitionSpec:
-    """The spec with None where it is left open: a batch is placed somewhere."""
-    return PartitionSpec(*(None if e is PartitionSpec.UNCONSTRAINED else e for e in spec))
 
 
 def _matches(regex: str, name: str) -> bool:

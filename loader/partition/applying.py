@@ -39,16 +39,14 @@ def apply_spec(
 ) -> jax.Array:
     """The array with this sharding, which is known to fit."""
     if isinstance(mesh, Mesh) and not isinstance(x, Tracer):
-        return jax.device_put(
-            x, NamedSharding(mesh, _none_for_unconstrained(spec), memory_kind=memory_kind)
-        )
+        return jax.device_put(x, NamedSharding(mesh, closed_spec(spec), memory_kind=memory_kind))
     x = jnp.asarray(x)
     mesh = _as_seen_here(mesh)
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     explicit = _only(spec, types, AxisType.Explicit)
     auto = _only(spec, types, AxisType.Auto)
     if AxisType.Explicit in types.values():
-        explicit = _none_for_unconstrained(explicit)
+        explicit = closed_spec(explicit)
         if isinstance(mesh, Mesh):  # not the one in force: only device_put brings it along
             x = jax.device_put(x, NamedSharding(mesh, explicit))
         else:
@@ -118,5 +116,6 @@ def _only(spec: PartitionSpec, types: dict[Any, Any], kind: AxisType) -> Partiti
     )
 
 
-def _none_for_unconstrained(spec: PartitionSpec) -> PartitionSpec:
+def closed_spec(spec: PartitionSpec) -> PartitionSpec:
+    """The spec with None where it is left open: an array is placed somewhere."""
     return PartitionSpec(*(None if e is PartitionSpec.UNCONSTRAINED else e for e in spec))
