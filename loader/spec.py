@@ -1,9 +1,11 @@
 """What a record or a batch looks like: trees of `jax.ShapeDtypeStruct`.
 
 A leaf's name is its path joined by "/". Text and bytes have dtype object: they may travel through
-host stages and never reach a device.
+host stages and never reach a device. A *ragged* leaf is one whose rows differ in length: an object
+array of arrays, with None in its spec for each length that is not fixed. It too stays on the host.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -92,10 +94,31 @@ def is_text(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "OUS"
 
 
+def ragged_leaf(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of different lengths as one leaf."""
+    leaf = np.empty(len(arrays), object)
+    for row, array in enumerate(arrays):
+        leaf[row] = array
+    return leaf
+
+
+def is_ragged(leaf: Any) -> bool:
+    """Whether the rows of this leaf are arrays that may differ in length."""
+    return bool(
+        isinstance(leaf, np.ndarray)
+        and leaf.dtype.hasobject
+        and leaf.size
+        and isinstance(leaf.flat[0], np.ndarray)
+    )
+
+
 def zero_rows(spec: Spec, count: int) -> Any:
     """`count` rows of zeros (empty texts for objects) that look like records of this spec."""
 
     def zeros(s: jax.ShapeDtypeStruct) -> Any:
+        if None in s.shape:
+            one = np.zeros([1 if size is None else size for size in s.shape], s.dtype)
+            return ragged_leaf([one] * count)
         if not isinstance(s.dtype, np.dtype):  # PRNG keys
             return jnp.broadcast_to(jax.random.key(0), (count, *s.shape))
         if s.dtype.hasobject:

@@ -15,7 +15,7 @@ from flax import serialization
 
 from loader.digest import describe
 from loader.permutation import Int64s
-from loader.sources.source import sampled_fingerprint, stack
+from loader.sources.source import Located, sampled_fingerprint, stack
 from loader.spec import Spec, named_leaves
 
 _SAMPLED_FILES = 256
@@ -139,7 +139,7 @@ class ArrayRecordSource:
             raise self._located(numbers, self._reader.__getitem__, "read", error) from error
         parse = self._parse
         if parse is None:
-            return stack(blobs, numbers)
+            return stack(blobs)
         try:
             if isinstance(parse, RawArrays):
                 return parse.many(blobs)
@@ -147,7 +147,7 @@ class ArrayRecordSource:
         except Exception as error:
             culprit = dict(zip(numbers, blobs, strict=True)).__getitem__
             raise self._located(numbers, lambda n: parse(culprit(n)), "parse", error) from error
-        return stack(records, numbers)
+        return stack(records, Located(self, numbers), ragged=True)
 
     def fingerprint(self) -> dict[str, Any]:
         firsts = [start for start in [0, *self._ends[: _SAMPLED_FILES - 1]] if start < len(self)]
@@ -157,6 +157,11 @@ class ArrayRecordSource:
             **sampled_fingerprint(self, extra=firsts),
         }
 
+    def locate(self, record: int) -> str:
+        file = bisect.bisect_right(self._ends, record)
+        first = self._ends[file - 1] if file else 0
+        return f"record {record - first} of {self.paths[file]}"
+
     def _located(
         self, numbers: list[int], attempt: Callable[[int], Any], verb: str, error: Exception
     ) -> ValueError:
@@ -165,11 +170,9 @@ class ArrayRecordSource:
             try:
                 attempt(number)
             except Exception as single:
-                file = bisect.bisect_right(self._ends, number)
-                first = self._ends[file - 1] if file else 0
                 return ValueError(
-                    f"cannot {verb} record {number} (record {number - first} of "
-                    f"{self.paths[file]}): {type(single).__name__}: {single}"
+                    f"cannot {verb} record {number} ({self.locate(number)}): "
+                    f"{type(single).__name__}: {single}"
                 )
         return ValueError(f"cannot {verb} records {numbers}: {type(error).__name__}: {error}")
 

@@ -9,7 +9,8 @@ and saves the looking.
 
 It may know `record_spec()` without reading, and `fingerprint()`, a dict of a few values that tell
 its data from other data. `by_epoch = True` says that a record changes from epoch to epoch; it is
-then asked for as `epoch * len + record`.
+then asked for as `epoch * len + record`. `locate(record)` says in words where a record comes from,
+for messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from loader.digest import content_key, qualified_name
 from loader.permutation import Int64s
-from loader.spec import Spec, leaf_name, spec_of, without_rows
+from loader.spec import Spec, leaf_name, ragged_leaf, spec_of, without_rows
 
 _SAMPLED_RECORDS = 16
 _RECORDS_TRIED_FOR_A_SPEC = 1000
@@ -36,11 +37,14 @@ class Source(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def read_rows(source: Any, indices: Int64s) -> tuple[Any, np.ndarray | None]:
+def read_rows(
+    source: Any, indices: Int64s, *, ragged: bool = False
+) -> tuple[Any, np.ndarray | None]:
     """The rows at these indices, stacked, by the best means the source has.
 
     The second value is None when every row is there, else which of them are: a record that is None
-    (filtered out by Grain) has no row. With no row at all the first value is None.
+    (filtered out by Grain) has no row. With no row at all the first value is None. With `ragged`,
+    arrays of different lengths become a ragged leaf, else they are refused.
     """
     count = len(indices)
     if hasattr(source, "gather"):
@@ -64,11 +68,34 @@ def read_rows(source: Any, indices: Int64s) -> tuple[Any, np.ndarray | None]:
             )
     else:
         records = [source[index] for index in indices.tolist()]
+    names = Located(source, indices.tolist())
     if not any(record is None for record in records):
-        return stack(records, indices), None
+        return stack(records, names, ragged=ragged), None
     there = np.array([record is not None for record in records])
     found = [record for record in records if record is not None]
-    return (stack(found, indices[there]) if found else None), there
+    names = Located(source, indices[there].tolist())
+    return (stack(found, names, ragged=ragged) if found else None), there
+
+
+class Located(Sequence[str]):
+    """The names of records of a source, made only when a message needs one."""
+
+    def __init__(self, source: Any, records: Sequence[int]) -> None:
+        self._source = source
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: Any) -> Any:
+        return locate(self._source, self._records[index])
+
+
+def locate(source: Any, record: int) -> str:
+    """A record in words: its number, and where the source says it comes from."""
+    if getattr(source, "by_epoch", False):
+        record %= len(source)
+    return f"{record} ({source.locate(record)})" if hasattr(source, "locate") else str(record)
 
 
 def _owned(leaf: Any) -> Any:
@@ -76,39 +103,46 @@ def _owned(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) and leaf.base is not None else leaf
 
 
-def stack(records: Sequence[Any], names: Sequence[int] | Int64s | None = None) -> Any:
-    """Records stacked leaf by leaf. `names` are the record numbers to use in messages.
+def stack(
+    records: Sequence[Any], names: Sequence[Any] | None = None, *, ragged: bool = False
+) -> Any:
+    """Records stacked leaf by leaf. `names` are what messages call the records.
 
-    A list of numbers counts as an array.
+    A list of numbers counts as an array. With `ragged`, arrays that differ in length, and in
+    nothing else, become a ragged leaf: an object array of arrays.
     """
     names = range(len(records)) if names is None else names
     first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_list_of_numbers)
     if not first:
         raise ValueError(f"record {names[0]} is {records[0]!r}: a record needs at least one leaf")
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
-    for name, record in zip(names[1:], records[1:], strict=True):
+    for number, record in enumerate(records[1:], 1):
         leaves, other = jax.tree.flatten(record, is_leaf=_is_list_of_numbers)
         if other != tree:
             raise ValueError(
-                f"record {name} is built as {other}, record {names[0]} as {tree}: all records need "
+                f"record {names[number]} is built as {other}, record {names[0]} as {tree}: all "
+                "records need "
                 "the same keys, and lists of the same length"
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
     stacked = [
-        _stack_leaf(leaf_name(path), column, names)
+        _stack_leaf(leaf_name(path), column, names, ragged)
         for (path, _), column in zip(first, columns, strict=True)
     ]
     return jax.tree.unflatten(tree, stacked)
 
 
-def _stack_leaf(leaf: str, values: list[Any], names: Sequence[int] | Int64s) -> Any:
+def _stack_leaf(leaf: str, values: list[Any], names: Sequence[Any], ragged: bool) -> Any:
     arrays = [value if hasattr(value, "dtype") else _as_array(value) for value in values]
     like = arrays[0]
-    for name, array in zip(names, arrays, strict=True):
+    for number, array in enumerate(arrays):
         if array.shape != like.shape or array.dtype != like.dtype:
+            if ragged and (array.ndim, array.dtype) == (like.ndim, like.dtype):
+                return ragged_leaf(arrays)
             raise ValueError(
-                f"leaf {leaf!r} of record {name} is {array.dtype}{list(array.shape)}, of record "
+                f"leaf {leaf!r} of record {names[number]} is {array.dtype}{list(array.shape)}, of "
+                "record "
                 f"{names[0]} {like.dtype}{list(like.shape)}: records of a batch must be alike; pad "
                 "or crop them to one shape, or cast them, before they are batched"
             )
