@@ -19,20 +19,26 @@ from jax.sharding import Mesh
 
 from loader.batchers import BatcherModule, PadBatcher
 from loader.checkpoint import Saving, check_document, make_document
+from loader.device_operators import OperatedPlacement
 from loader.digest import content_key
 from loader.fingerprint import Fingerprint
 from loader.host_work import HostWork
 from loader.module import CheckpointableIteratorModule, LoaderModule, LoaderModuleConfig
-from loader.operator import HostOperator
+from loader.operator import as_operators
 from loader.order import Order, Sequential
-from loader.placed_stream import PlacedStream, place_batch, rows_applied_and_masked
+from loader.placed_stream import (
+    PlacedStream,
+    finish_batch,
+    place_batch,
+    rows_applied_and_masked,
+)
 from loader.placement import Placement
 from loader.plan import Plan, Remainder
 from loader.prefetch import BatchLost, thread_settings
 from loader.processes import agree, refuse_unequal_replicas
 from loader.sharder import MeshSharder, SharderModule, placement_on_default_device
 from loader.sources import as_source
-from loader.spec import named_leaves, refuse_mask_key, x64_enabled
+from loader.spec import Spec, named_leaves, x64_enabled
 from loader.stage_checks import refuse_unfit_stages
 from loader.workers import HostBatches, HostStream, Threads
 
@@ -65,7 +71,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         remainder: Remainder = "pad",
         steps: int | None = None,
         microbatches: int | None = None,
-        operators: Iterable[HostOperator] = (),
+        operators: Iterable[Any] = (),
         batcher: BatcherModule | None = None,
         mesh: Mesh | None = None,
         sharder: SharderModule | None = None,
@@ -78,9 +84,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         super().__init__(config or LoaderModuleConfig(), rngs=rngs, name=name)
         source = as_source(source)
         plan = Plan(len(source), batch_size, epochs, remainder, steps)
-        if callable(operators):
-            raise TypeError(f"operators is a list of operators: write operators=[{operators!r}]")
-        operators = tuple(operators)
+        self.operators = nnx.List(as_operators(operators))
         order = Sequential() if order is None else order
         if mesh is not None and sharder is not None:
             raise ValueError("mesh and sharder are both given: a MeshSharder has its mesh already")
@@ -88,15 +92,19 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         self.sharder = MeshSharder(mesh) if mesh is not None else sharder
         self.workers = Threads(0) if workers is None else workers
         self.prefetch = prefetch
-        refuse_unfit_stages(self, plan, order, microbatches, operators)
-        self._work = HostWork(source, order, plan, operators, self.batcher, microbatches)
-        self._fingerprint = Fingerprint(source, order, operators, self.batcher)
+        refuse_unfit_stages(self, plan, order, microbatches, self.operators)
+        stages = [operator.stage(place, rngs) for place, operator in enumerate(self.operators)]
+        on_host = sum(operator.on == "host" for operator in self.operators)
+        self._device_stages = tuple(stages[on_host:])  # they come last
+        self._work = HostWork(source, order, plan, stages[:on_host], self.batcher, microbatches)
+        keyed = [(o, stage.key) for o, stage in zip(self.operators, stages, strict=True)]
+        self._fingerprint = Fingerprint(source, order, keyed, self.batcher)
         self._cursor = _Cursor()
         self._agreed = False
-        self._placements: dict[bool, Placement] = {}  # with jax_enable_x64, and without
+        # With jax_enable_x64, and without.
+        self._placements: dict[bool, Placement | OperatedPlacement] = {}
         if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
-            if not operators:  # which may rename it
-                refuse_mask_key(source.record_spec())
+            self._work.check_operators()
             if self.sharder is not None:
                 self._placement()
 
@@ -232,8 +240,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         self._cursor.step = step + 1
 
     def _stages(self) -> list[LoaderModule]:
-        stages = (*self._work.operators, self.batcher, self.sharder)
-        return [stage for stage in stages if isinstance(stage, LoaderModule)]
+        stages = [*self.operators, self.batcher]
+        return stages if self.sharder is None else [*stages, self.sharder]
 
     def _at_end(self) -> bool:
         end = self.plan.end
@@ -272,7 +280,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """The batch of any step, wherever the loader is; it does not move."""
         step = self._checked_step(step, after_the_end=0)
         placement = self._placement()
-        return place_batch(self._work.batch_rows(step, placement.rows), step, placement, self._work)
+        host_batch = self._work.batch_rows(step, placement.rows)
+        return finish_batch(place_batch(host_batch, step, placement, self._work), placement)
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
@@ -284,12 +293,22 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         print(table)
         return table
 
-    def _placement(self) -> Placement:
+    def _placement(self) -> Placement | OperatedPlacement:
         x64 = x64_enabled()
         if x64 not in self._placements:
-            spec, plan = self._work.batch_spec(), self.plan
-            place = placement_on_default_device if self.sharder is None else self.sharder.placement
-            self._placements[x64] = place(spec, plan.batch_size, self._work.microbatches)
+            batch_size, microbatches = self.plan.batch_size, self._work.microbatches
+
+            def place(spec: Spec) -> Placement:
+                if self.sharder is None:
+                    return placement_on_default_device(spec, batch_size, microbatches)
+                return self.sharder.placement(spec, batch_size, microbatches)
+
+            spec, stages = self._work.batch_spec(), self._device_stages
+            self._placements[x64] = (
+                OperatedPlacement(stages, spec, batch_size, microbatches, place)
+                if stages
+                else place(spec)
+            )
         return self._placements[x64]
 
     # Moving

@@ -7,11 +7,13 @@ tree of arrays, for caches.
 A function or class is described by its module and qualified name, plus its `version` attribute if
 it has one: changing the body of a function is invisible here, changing its `version` is not. Of an
 object, its class and public attributes count; what starts with an underscore is not configuration.
+A bound method is its object and its name.
 """
 
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -63,6 +65,8 @@ def describe(value: Any) -> Any:
         return {"set": sorted(json.dumps(describe(item), sort_keys=True) for item in value)}
     if isinstance(value, functools.partial):
         return {"partial": [describe(value.func), describe(value.args), describe(value.keywords)]}
+    if inspect.ismethod(value) and not isinstance(value.__self__, type):
+        return {"method": value.__name__, "of": describe(value.__self__)}
     if hasattr(value, "__qualname__"):
         return {"callable": qualified_name(value), "version": getattr(value, "version", None)}
     if dataclasses.is_dataclass(value):

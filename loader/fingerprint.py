@@ -12,8 +12,7 @@ from typing import Any
 
 from loader.batchers import BatcherModule
 from loader.digest import describe, digest
-from loader.module import LoaderModule
-from loader.operator import HostOperator
+from loader.operator import OperatorModule
 from loader.order import Order
 from loader.sources.source import fingerprint as source_fingerprint
 
@@ -21,16 +20,23 @@ _LONGEST_FIELD_NAMES = 160  # bytes of JSON: more than that, and the data is one
 
 
 class Fingerprint:
-    """A digest per field; and the field in words, to explain a difference."""
+    """A digest per field; and the field in words, to explain a difference.
+
+    Operators come with the keys of their draws.
+    """
 
     def __init__(
-        self, source: Any, order: Order, operators: Sequence[HostOperator], batcher: BatcherModule
+        self,
+        source: Any,
+        order: Order,
+        operators: Sequence[tuple[OperatorModule, str]],
+        batcher: BatcherModule,
     ) -> None:
         # Described now, before running can change them; the data, which must be read, when asked.
         self._source = source
         self._settings = {
             **_order_fields(order),
-            "operators": [_describe_operator(operator) for operator in operators],
+            "operators": [[operator.fingerprint(), key] for operator, key in operators],
             "batcher": batcher.fingerprint(),
         }
 
@@ -87,10 +93,6 @@ def _data_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     if len(json.dumps(list(values))) > _LONGEST_FIELD_NAMES:
         return {"data": dict(values)}
     return {f"data.{name}": value for name, value in values.items()}
-
-
-def _describe_operator(operator: HostOperator) -> Any:
-    return operator.fingerprint() if isinstance(operator, LoaderModule) else describe(operator)
 
 
 def _order_fields(order: Order) -> dict[str, Any]:

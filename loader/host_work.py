@@ -4,6 +4,7 @@
 gives the same answer.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,21 +13,22 @@ import jax
 import numpy as np
 
 from loader.batchers import BatcherModule
-from loader.batchers.batcher import unstack
-from loader.operator import HostOperator, apply_operators
 from loader.order import Order
 from loader.permutation import Int64s
 from loader.plan import Plan
-from loader.sources.source import first_row, read_rows, record_spec
+from loader.sources.source import first_row, locate, read_rows, record_spec
 from loader.spec import (
     Spec,
+    is_ragged,
     named_leaves,
     refuse_mask_key,
     refuse_unlike,
     spec_of,
+    unstack,
     without_rows,
     zero_rows,
 )
+from loader.transform import RowError, SpecUnknown, Stage, apply_stages, spec_after
 
 # Order is computed for so many positions at once and kept for the batches that follow.
 _ORDER_BLOCK = 131072
@@ -34,21 +36,21 @@ _ORDER_BLOCKS_KEPT = 4
 
 
 class HostWork:
-    """All that decides the batches: source, order, plan, operators, batcher."""
+    """All that decides the batches: source, order, plan, stages of host operators, batcher."""
 
     def __init__(
         self,
         source: Any,
         order: Order,
         plan: Plan,
-        operators: Sequence[HostOperator],
+        stages: Sequence[Stage],
         batcher: BatcherModule,
         microbatches: int | None,
     ) -> None:
         self.source = source
         self.order = order
         self.plan = plan
-        self.operators = tuple(operators)
+        self.stages = tuple(stages)
         self.batcher = batcher
         self.microbatches = microbatches
         # A block is a part of an epoch or, of short ones, as many as a batch may reach into.
@@ -68,14 +70,14 @@ class HostWork:
             self.source,
             self.order,
             plan or self.plan,
-            self.operators,
+            self.stages,
             batcher or self.batcher,
             self.microbatches,
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: all but what is remembered."""
-        names = ("source", "order", "plan", "operators", "batcher", "microbatches")
+        names = ("source", "order", "plan", "stages", "batcher", "microbatches")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,30 +88,71 @@ class HostWork:
         start, stop = self.plan.span(step)
         wanted = self._all_rows if rows is None else rows
         valid = wanted < stop - start
-        stacked = None
-        if rows is None or valid.any():
-            indices = self.records(start, stop)
-            if rows is not None:
-                indices = indices[rows[valid]]
-            if self._by_epoch:
-                positions = start + wanted[valid]
-                indices = indices + positions // self.plan.num_records * self.plan.num_records
-            stacked, there = read_rows(self.source, indices)
+        indices, positions = self.records(start, stop), start + wanted[valid]
+        if rows is not None:
+            indices = indices[rows[valid]]
+        if self._by_epoch:
+            indices = indices + positions // self.plan.num_records * self.plan.num_records
+        read = None
+        if indices.size:
+            read, there = read_rows(self.source, indices, ragged=bool(self.stages))
             if there is not None:
                 self._refuse_gaps(there)
                 valid[valid] = there
-        if stacked is None:
-            stacked = zero_rows(self.row_spec, 0)
-        else:
-            stacked = apply_operators(self.operators, stacked)
-        batch = self._collate(stacked, valid)
-        refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
+                indices, positions = indices[there], positions[there]
+        try:
+            stacked = None if read is None else self._operated(read, positions, valid)
+            batch = self._collate(
+                zero_rows(self.row_spec, 0) if stacked is None else stacked, valid
+            )
+            refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
+        except RowError as error:
+            record = locate(self.source, int(indices[error.row]))
+            raise ValueError(f"record {record}: {error}") from error.__cause__
+        except Exception:
+            self._refuse_other_record(read, indices)  # which would explain it better
+            raise
         return batch if self.microbatches is None else self._split(batch, len(wanted))
+
+    def _operated(self, rows: Any, positions: Int64s, valid: np.ndarray) -> Any:
+        """The rows after the host operators; None if a filter has left none. Unsets `valid`."""
+        if not self.stages:
+            return rows
+        rows, kept = apply_stages(self.stages, rows, positions)
+        if kept is not None:
+            left = np.zeros(len(positions), bool)
+            left[kept] = True
+            self._refuse_gaps(left)
+            valid[valid] = left
+            if not kept.size:
+                return None
+        _refuse_ragged(rows)
+        return rows
+
+    def _refuse_other_record(self, rows: Any, indices: Int64s) -> None:
+        """Raise `ValueError` if what was read is not what the source's records look like."""
+        if rows is None:
+            return
+        expected = record_spec(self.source)
+        for index, record in zip(indices.tolist(), unstack(rows), strict=True):
+            like = spec_of(record)
+            if jax.tree.structure(like) != jax.tree.structure(expected):
+                continue
+            for (name, got), want in zip(
+                named_leaves(like), jax.tree.leaves(expected), strict=True
+            ):
+                if got.dtype != want.dtype or not _fits(got.shape, want.shape):
+                    raise ValueError(
+                        f"record {locate(self.source, index)}: leaf {name!r} is "
+                        f"{got.dtype}{list(got.shape)} where records of this source are "
+                        f"{want.dtype}{list(want.shape)}: write that record anew, or make them "
+                        "alike when they are parsed"
+                    )
 
     def _refuse_gaps(self, there: np.ndarray) -> None:
         if not (self.batcher.pads or there.all()):
             raise ValueError(
-                "the source filters records out (they are None), and "
+                "records are filtered out, and "
                 f"{type(self.batcher).__name__} never pads: use PadBatcher(), which masks them"
             )
 
@@ -149,17 +192,30 @@ class HostWork:
 
     @functools.cached_property
     def row_spec(self) -> Spec:
-        """The spec of a record after the operators, found by running them on a row of zeros."""
+        """The spec of a record after the host operators."""
+        try:
+            spec = self._declared_spec(try_zeros=True)
+        except SpecUnknown:  # a real record must show it
+            spec = without_rows(spec_of(self._first_row()))
+            refuse_mask_key(spec)
+        text = jax.ShapeDtypeStruct((), np.dtype(object))
+        return jax.tree.map(lambda s: text if None in s.shape else s, spec)
+
+    def check_operators(self) -> None:
+        """Raise what is wrong between source and operators, as far as they say it themselves."""
+        with contextlib.suppress(SpecUnknown):
+            self._declared_spec(try_zeros=False)
+
+    def _declared_spec(self, *, try_zeros: bool) -> Spec:
         spec = record_spec(self.source)
-        if self.operators:
-            try:
-                with np.errstate(all="ignore"):
-                    rows = apply_operators(self.operators, zero_rows(spec, 1))
-            except Exception:  # not made for zeros: an operator may decode, look up, check
-                rows = apply_operators(self.operators, first_row(self.source))
-            spec = without_rows(spec_of(rows))
+        for stage in self.stages:
+            spec = spec_after(stage.transform, stage.name, spec, try_zeros=try_zeros)
         refuse_mask_key(spec)
         return spec
+
+    def _first_row(self) -> Any:
+        rows, _ = apply_stages(self.stages, first_row(self.source), np.zeros(1, int), keep_all=True)
+        return rows
 
     def batch_spec(self) -> Any:
         """The spec of a whole batch, as the host gives it."""
@@ -180,9 +236,8 @@ class HostWork:
             try:
                 spec = attempt()
             except Exception:  # not made for zeros, or for None where a text should be
-                first = apply_operators(self.operators, first_row(self.source))
                 spec = self._spec_by_collating(
-                    jax.tree.map(lambda leaf: leaf.repeat(rows, axis=0), first)
+                    jax.tree.map(lambda leaf: leaf.repeat(rows, axis=0), self._first_row())
                 )
             self._specs[rows] = spec
         return self._specs[rows]
@@ -214,3 +269,20 @@ class HostWork:
 def _depth(batcher: BatcherModule, method: str) -> int:
     """How far up its classes a batcher's method is defined: 0 for the batcher's own class."""
     return next(i for i, cls in enumerate(type(batcher).__mro__) if method in vars(cls))
+
+
+def _fits(shape: tuple[int, ...], spec: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(spec) and all(
+        want in (None, size) for size, want in zip(shape, spec, strict=True)
+    )
+
+
+def _refuse_ragged(rows: Any) -> None:
+    for name, leaf in named_leaves(rows):
+        if is_ragged(leaf):
+            shapes = list(dict.fromkeys(str(list(array.shape)) for array in leaf))
+            raise ValueError(
+                f"the rows of leaf {name!r} differ in shape ({', '.join(shapes[:3])}): pad or crop "
+                f"them to one length with an operator, such as Pad({name!r}, 128) of operators, or "
+                "pack them with Packed"
+            )

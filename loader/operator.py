@@ -1,35 +1,192 @@
-"""What is done to rows on the host, between reading and batching.
+"""Operators: the stages between reading and the training step, on the host or on the device.
 
-An operator here is a callable from stacked rows to stacked rows: all rows of a batch at once, as
-many out as in. It sees only rows that are there, never padding.
+An `OperatorModule` is a transform (see `transform.py`) with the bookkeeping of a stage: counters,
+statistics, a seed, and the side it runs on. A loader takes the transform out of it when it is made;
+the module itself never leaves the process. Randomness comes from the key and a row's position.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Literal, TypedDict
 
+import grain
 import jax
+import numpy as np
+from flax import nnx
 
 from loader.digest import qualified_name
-from loader.spec import named_leaves
+from loader.permutation import Int64s
+from loader.spec import Spec
+from loader.structural import StructuralConfig, StructuralModule
+from loader.transform import (
+    KeepWhere,
+    PerBatch,
+    PerRecord,
+    RandomPerRecord,
+    Stage,
+    Transform,
+    apply_stages,
+    call,
+    draws_of,
+    sides,
+    spec_after,
+)
 
-HostOperator = Callable[[Any], Any]
+Side = Literal["host", "device"]
+DEFAULT_STREAM = "augment"
 
 
-def apply_operators(operators: Sequence[HostOperator], rows: Any) -> Any:
-    """The rows after all operators, in order."""
-    if not operators:
+class OperatorOptions(TypedDict, total=False):
+    """What every operator can be told besides its own arguments."""
+
+    on: Side
+    seed: int | None
+    config: StructuralConfig | None
+    rngs: nnx.Rngs | None
+    name: str | None
+
+
+class OperatorModule(StructuralModule):
+    """A transform as a stage of a loader.
+
+    `on` is "host" (numpy, where rows are read) or "device" (in one jitted function, after placing);
+    by default the first that the transform can. A random one draws by `seed`, or by the stream
+    `augment` of its own `rngs` or of the loader's.
+    """
+
+    def __init__(
+        self,
+        transform: Transform,
+        *,
+        on: Side | None = None,
+        seed: int | None = None,
+        config: StructuralConfig | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        random = draws_of(transform) > 0
+        if config is None:
+            config = StructuralConfig(
+                stochastic=random, stream_name=DEFAULT_STREAM if random else None
+            )
+        own_name = name or type(self).__name__
+        if config.stochastic != random:
+            raise ValueError(
+                f"{own_name} draws {draws_of(transform)} random numbers per row, and its config "
+                f"says stochastic={config.stochastic}: they must agree"
+            )
+        if seed is not None and (not random or isinstance(seed, bool) or not _is_int(seed)):
+            what = "is not random, so it has no use for one" if not random else "needs an integer"
+            raise ValueError(f"{own_name} was given seed={seed!r}: it {what}")
+        on = on or sides(transform)[0]  # pyright: ignore[reportAssignmentType]
+        if on not in sides(transform):
+            raise ValueError(f"{own_name} runs on {' or '.join(sides(transform))}, got on={on!r}")
+        self.transform = transform
+        self.on = on
+        self.seed = seed
+        super().__init__(config, rngs=rngs, name=name)
+
+    def _check_rngs(self) -> None:
+        """A seed, or the rngs of a loader, may serve as well: the loader checks."""
+
+    def requires_rng_streams(self) -> list[str] | None:
+        return None if self.seed is not None else super().requires_rng_streams()
+
+    def output_spec(self, record_spec: Spec) -> Spec:
+        """What records of this spec look like after the operator."""
+        return spec_after(self.transform, self.label, record_spec)
+
+    @property
+    def label(self) -> str:
+        """What messages call this operator."""
+        return self.name or type(self).__name__
+
+    def stage(self, place: int = 0, rngs: nnx.Rngs | None = None) -> Stage:
+        """The transform as number `place` of a loader's operators, with the key of its draws."""
+        return Stage(self.transform, self.label, self._key(place, rngs))
+
+    def _key(self, place: int, rngs: nnx.Rngs | None) -> str:
+        if not self.stochastic:
+            return ""
+        if self.seed is not None:
+            seed = f"seed {int(self.seed)}"
+        else:
+            streams = [r for r in (self.rngs, rngs) if r is not None]
+            found = next((s for r in streams if (s := _stream_key(r, self.stream_name))), None)
+            if found is None:
+                self.ensure_rng_streams([])
+            seed = f"stream {self.stream_name} {found}"
+        return f"operator {place} {seed}"
+
+    def process(self, elements: Any, positions: Int64s | None = None) -> Any:
+        """The operator on stacked rows, outside of a loader: to look at what it does.
+
+        `positions` are those of the rows (0, 1, ... by default). A filter gives the rows it keeps.
+        """
+        count = len(jax.tree.leaves(elements)[0])
+        positions = np.arange(count) if positions is None else np.asarray(positions)
+        stage = self.stage()
+        if self.on == "device":
+            valid = np.ones(count, bool)
+            rows, kept = call(stage.transform, elements, stage.draw(positions), valid), None
+        else:
+            rows, kept = apply_stages([stage], elements, positions)
+        self.count(count if kept is None else kept.size, 0 if kept is None else count - kept.size)
         return rows
-    count = len(jax.tree.leaves(rows)[0])
-    for operator in operators:
-        rows = operator(rows)
-        leaves = named_leaves(rows)
-        if not leaves:
-            raise ValueError(f"operator {qualified_name(operator)} returned {rows!r}, no rows")
-        for name, leaf in leaves:
-            if not hasattr(leaf, "shape") or leaf.shape[:1] != (count,):
-                raise ValueError(
-                    f"operator {qualified_name(operator)} was given {count} rows; leaf {name!r} of "
-                    f"what it returned is {getattr(leaf, 'shape', type(leaf).__name__)}: it must "
-                    "return arrays with as many rows as it is given"
-                )
-    return rows
+
+
+class Filter(OperatorModule):
+    """Keeps the records for which `fn(record)` is true; others become masked rows."""
+
+    def __init__(self, fn: Any, **options: Any) -> None:
+        super().__init__(KeepWhere(fn), **options)
+
+
+def as_operators(given: Any) -> list[OperatorModule]:
+    """Operators, plain callables (rows to rows) and Grain transformations as operators."""
+    if callable(given) or not isinstance(given, Iterable):
+        raise TypeError(f"operators is a list of operators: write operators=[{given!r}]")
+    operators = [as_operator(item) for item in given]
+    device = next((o for o in operators if o.on == "device"), None)
+    for operator in operators[operators.index(device) :] if device is not None else ():
+        if operator.on == "host":
+            raise ValueError(
+                f"{operator.label} runs on the host and stands after {device.label}, which runs on "  # pyright: ignore[reportOptionalMemberAccess]
+                "the device: put host operators first, or give it on='device'"
+            )
+    return operators
+
+
+def as_operator(given: Any) -> OperatorModule:
+    if isinstance(given, OperatorModule):
+        return given
+    if isinstance(given, type):
+        raise TypeError(f"an operator is an instance, got the class {given.__name__}")
+    label = qualified_name(given)
+    if isinstance(given, grain.transforms.Map):
+        return OperatorModule(PerRecord(given.map), name=label)
+    if isinstance(given, grain.transforms.RandomMap):
+        return OperatorModule(RandomPerRecord(given.random_map), name=label)
+    if isinstance(given, grain.transforms.Filter):
+        return OperatorModule(KeepWhere(given.filter), name=label)
+    if isinstance(given, grain.transforms.Batch):
+        raise TypeError("grain's Batch is no operator here: give DataLoader(..., batch_size=...)")
+    if not callable(given) or isinstance(given, grain.transforms.Transformation):
+        raise TypeError(
+            "an operator is an OperatorModule, a callable from rows to rows, or Grain's Map, "
+            f"RandomMap or Filter, got {given!r}"
+        )
+    return OperatorModule(PerBatch(given), on="host", name=label)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _stream_key(rngs: nnx.Rngs, name: str | None) -> str | None:
+    """A digest of the key of a stream, or of the default stream; None without either."""
+    found = next((s for s in (name, "default") if s is not None and s in rngs), None)
+    if found is None:
+        return None
+    key = jax.random.key_data(getattr(rngs, found).key.get_value())
+    return hashlib.sha256(np.asarray(key).tobytes()).hexdigest()[:16]

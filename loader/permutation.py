@@ -18,7 +18,7 @@ _FACTORS = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _HALF = np.uint32(15)
 
 
-def _mix(seed: int, purpose: str, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(seed: int, purpose: str, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """64 well-mixed bits for each counter; seeds and purposes are hashed, so none are near."""
     name = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()
     bits = counters * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(name[:8], "little"))
@@ -31,13 +31,13 @@ def round_keys(seed: int, purpose: str, counters: Int64s) -> Keys:
     """Round keys for each counter; a single column where all counters are the same."""
     unique, inverse = distinct(counters)
     rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None]
-    keys = _mix(seed, purpose, unique.astype(np.uint64) * np.uint64(_ROUNDS) + rounds)
+    keys = mix(seed, purpose, unique.astype(np.uint64) * np.uint64(_ROUNDS) + rounds)
     keys = (keys >> np.uint64(32)).astype(np.uint32)
     return keys if len(unique) == 1 else keys[:, inverse]
 
 
 def hashed(seed: int, purpose: str, counters: Int64s, below: int) -> Int64s:
-    bits = _mix(seed, purpose, counters.astype(np.uint64) + np.uint64(1))
+    bits = mix(seed, purpose, counters.astype(np.uint64) + np.uint64(1))
     return (bits % np.uint64(below)).astype(np.int64)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.device_operators import OperatedPlacement
 from loader.host_work import HostWork
 from loader.placement import Placement
 from loader.prefetch import Ahead, thread_settings
@@ -16,7 +17,11 @@ class PlacedStream:
     """Placed batches one after the other, each with its step and its numbers of rows."""
 
     def __init__(
-        self, stream: HostStream, placement: Placement, work: HostWork, prefetch: int
+        self,
+        stream: HostStream,
+        placement: Placement | OperatedPlacement,
+        work: HostWork,
+        prefetch: int,
     ) -> None:
         self.placement = placement
         self.settings = thread_settings()
@@ -27,7 +32,9 @@ class PlacedStream:
         )
 
     def __next__(self) -> tuple[int, Any, int, int]:
-        return self._make() if self._ahead is None else self._ahead.take()
+        made = self._make() if self._ahead is None else self._ahead.take()
+        step, placed, applied, masked = made
+        return step, finish_batch(placed, self.placement), applied, masked
 
     def close(self) -> str | None:
         if self._ahead is not None:
@@ -40,7 +47,7 @@ class _PlaceNext:
     """What the prefetch thread does. It knows nothing of the loader, which may be forgotten."""
 
     stream: HostStream
-    placement: Placement
+    placement: Placement | OperatedPlacement
     work: HostWork
 
     def __call__(self) -> tuple[int, Any, int, int]:
@@ -49,13 +56,23 @@ class _PlaceNext:
         return step, place_batch(host_batch, step, self.placement, self.work), *counts
 
 
-def place_batch(host_batch: Any, step: int, placement: Placement, work: HostWork) -> Any:
+def place_batch(
+    host_batch: Any, step: int, placement: Placement | OperatedPlacement, work: HostWork
+) -> Any:
+    """What of this batch goes onto the devices, there."""
     start, stop = work.plan.span(step)
 
     def record_of(row: int) -> int | None:
         return int(work.records(start, stop)[row]) if row < stop - start else None
 
+    if isinstance(placement, OperatedPlacement):
+        host_batch = placement.with_draws(host_batch, start)
     return placement.place(host_batch, record_of)
+
+
+def finish_batch(placed: Any, placement: Placement | OperatedPlacement) -> Any:
+    """The batch as the loop sees it. Device operators are dispatched here, by the consumer."""
+    return placement.finish(placed) if isinstance(placement, OperatedPlacement) else placed
 
 
 def rows_applied_and_masked(batch: Any, work: HostWork) -> tuple[int, int]:

@@ -23,11 +23,16 @@ class Placement:
     """Where every leaf of a batch goes.
 
     `spec` is that of the whole batch as the host gives it; `shardings` mirrors it, or is None for
-    the default device.
+    the default device. Messages leave out `prefix` from the names of leaves.
     """
 
     def __init__(
-        self, spec: Spec, batch_size: int, microbatches: int | None, shardings: Any = None
+        self,
+        spec: Spec,
+        batch_size: int,
+        microbatches: int | None,
+        shardings: Any = None,
+        prefix: str = "",
     ) -> None:
         self._host_spec = spec
         parts = () if microbatches is None else (microbatches,)
@@ -40,7 +45,7 @@ class Placement:
                 self.spec,
                 shardings,
             )
-        self._names = [name for name, _ in named_leaves(self.spec)]
+        self._names = [name.removeprefix(prefix) for name, _ in named_leaves(self.spec)]
         self._leaves, self._tree = jax.tree.flatten(self.spec)
         self._unplaceable = {n for n, s in enumerate(self._leaves) if device_dtype(s.dtype) is None}
         self._columns = self._needed_columns()

@@ -94,6 +94,12 @@ def is_text(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "OUS"
 
 
+def unstack(rows: Any) -> list[Any]:
+    """The records of stacked rows."""
+    leaves, tree = jax.tree.flatten(rows)
+    return [jax.tree.unflatten(tree, record) for record in zip(*leaves, strict=True)]
+
+
 def ragged_leaf(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays of different lengths as one leaf."""
     leaf = np.empty(len(arrays), object)

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from loader.batchers import BatcherModule
-from loader.module import LoaderModule
-from loader.operator import HostOperator
+from loader.operator import OperatorModule
 from loader.order import Order
 from loader.plan import Plan
 from loader.sharder import MeshSharder, SharderModule
@@ -19,7 +18,7 @@ def refuse_unfit_stages(
     plan: Plan,
     order: Order,
     microbatches: int | None,
-    operators: Sequence[HostOperator],
+    operators: Sequence[OperatorModule],
 ) -> None:
     """Raise, with the remedy, for stages of the wrong kind or that do not fit together."""
     for stage, kind, example in (
@@ -48,10 +47,8 @@ def refuse_unfit_stages(
         )
     if isinstance(loader.sharder, MeshSharder):
         loader.sharder.check_batch_size(plan.batch_size, microbatches)
-    for host_operator in operators:
-        if not callable(host_operator):
-            raise TypeError(f"an operator is a callable from rows to rows, got {host_operator!r}")
     for stage in (loader.batcher, *operators):
-        if isinstance(stage, LoaderModule):
-            rngs = [r for r in (loader.rngs, stage.rngs) if r is not None]
-            stage.ensure_rng_streams(sorted({name for r in rngs for name in r}))
+        rngs = [r for r in (loader.rngs, stage.rngs) if r is not None]
+        names = {name for r in rngs for name in r}
+        if "default" not in names:  # which serves for any
+            stage.ensure_rng_streams(sorted(names))

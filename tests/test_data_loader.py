@@ -313,7 +313,7 @@ def test_a_bad_batch_size_is_refused(batch_size: Any):
         ({"remainder": "keep"}, ValueError, r"one of \['pad', 'drop', 'carry'\], got 'keep'"),
         ({"epochs": 0}, ValueError, "epochs must be an int of at least 1 or None"),
         ({"steps": -1}, ValueError, "steps must be an int of at least 0 or None"),
-        ({"operators": [3]}, TypeError, "an operator is a callable"),
+        ({"operators": [3]}, TypeError, "an operator is an OperatorModule, a callable"),
         ({"remainder": "drop", "batch_size": 11}, ValueError, "would drop everything"),
     ],
 )

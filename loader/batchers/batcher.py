@@ -102,9 +102,3 @@ class BatcherModule(StructuralModule):
 def check_batch_size(batch_size: int) -> None:
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise ValueError(f"batch_size must be an int of at least 1, got {batch_size!r}")
-
-
-def unstack(rows: Any) -> list[Any]:
-    """The records of stacked rows."""
-    leaves, tree = jax.tree.flatten(rows)
-    return [jax.tree.unflatten(tree, record) for record in zip(*leaves, strict=True)]

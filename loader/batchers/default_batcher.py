@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from loader.batchers.batcher import BatcherModule, check_batch_size, unstack
-from loader.spec import Spec, is_text, prepend, spec_of, zero_rows
+from loader.batchers.batcher import BatcherModule, check_batch_size
+from loader.spec import Spec, is_text, prepend, spec_of, unstack, zero_rows
 from loader.structural import StructuralConfig
 
 

@@ -1,0 +1,123 @@
+"""All device operators of a loader as one jitted function.
+
+It is dispatched by the consumer, never by the prefetch thread, and compiled once: batches have one
+shape. What it takes is placed first, split by rows only; what it gives is sharded as the rules say.
+Rows that are padding are zeros again afterwards.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from loader.permutation import Int64s
+from loader.placement import Placement
+from loader.spec import VALID_MASK, Spec, narrowed, refuse_mask_key
+from loader.transform import Stage, call, draws_of
+
+_INPUT, _DRAWS = "batch", "draws"
+
+
+class OperatedPlacement:
+    """Places host batches, with the draws of their rows, and runs the device operators on them.
+
+    `place_output` says where the leaves of a batch of some spec go.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        spec: Spec,
+        batch_size: int,
+        microbatches: int | None,
+        place_output: Callable[[Spec], Placement],
+    ) -> None:
+        self._stages = tuple(stages)
+        count = sum(draws_of(stage.transform) for stage in stages)
+        rows = (batch_size,) if microbatches is None else (microbatches, batch_size // microbatches)
+        taken = {_INPUT: spec}
+        if count:
+            taken[_DRAWS] = jax.ShapeDtypeStruct((*rows, count), np.dtype(np.float32))
+        self._rows_shape = rows
+        self._all_rows = np.arange(batch_size)
+        function = self._on_rows if microbatches is None else jax.vmap(self._on_rows)
+        made = jax.eval_shape(function, narrowed(taken))
+        self._output = place_output(made)
+        shardings = self._output.shardings
+        if shardings is not None:
+            shardings = _input_shardings(taken, self._output, len(rows))
+            function = _sharding_by_compiler(function, self._output)
+        self._input = Placement(taken, batch_size, microbatches, shardings, prefix=f"{_INPUT}/")
+        self._function = jax.jit(function, out_shardings=self._output.shardings)
+        self._has_draws = count > 0
+        self.spec = self._output.spec
+        self.table = self._output.table
+        self.rows = self._input.rows
+        self.place = self._input.place
+
+    def with_draws(self, host_batch: Any, start: int) -> dict[str, Any]:
+        """What is to be placed: the batch, and the draws of its rows from position `start` on."""
+        if not self._has_draws:
+            return {_INPUT: host_batch}
+        draws = self._draw(start + (self._all_rows if self.rows is None else self.rows))
+        return {
+            _INPUT: host_batch,
+            _DRAWS: draws.reshape(*self._rows_shape[:-1], -1, draws.shape[-1]),
+        }
+
+    def finish(self, placed: dict[str, Any]) -> Any:
+        """The batch, from what was placed. Dispatches; does not wait."""
+        return self._function(placed)
+
+    def _draw(self, positions: Int64s) -> np.ndarray:
+        drawn = [stage.draw(positions) for stage in self._stages]
+        return np.concatenate([draws for draws in drawn if draws is not None], axis=1)
+
+    def _on_rows(self, taken: dict[str, Any]) -> Any:
+        batch, draws = taken[_INPUT], taken.get(_DRAWS)
+        masked = isinstance(batch, dict) and VALID_MASK in batch
+        rows = {k: v for k, v in batch.items() if k != VALID_MASK} if masked else batch
+        count = len(jax.tree.leaves(batch)[0])
+        valid = batch[VALID_MASK] if masked else jnp.ones(count, bool)
+        first = 0
+        for stage in self._stages:
+            last = first + draws_of(stage.transform)
+            own = None if draws is None else draws[:, first:last]
+            rows, first = call(stage.transform, rows, own, valid), last
+            refuse_mask_key(rows)
+            for leaf in jax.tree.leaves(rows):
+                if leaf.shape[:1] != (count,):
+                    raise ValueError(
+                        f"operator {stage.name} was given {count} rows and made a leaf of shape "
+                        f"{leaf.shape}: it must return arrays with as many rows as it is given"
+                    )
+        if not masked:
+            return rows
+        return {**jax.tree.map(lambda leaf: _zeroed(leaf, valid), rows), VALID_MASK: valid}
+
+
+def _zeroed(leaf: Any, valid: Any) -> Any:
+    return jnp.where(valid.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype))
+
+
+def _input_shardings(taken: Spec, output: Placement, row_axes: int) -> Any:
+    """Where inputs go: as in the output if they pass unchanged, else split by rows."""
+    made = dict(jax.tree_util.tree_flatten_with_path(output.spec)[0])
+    mask = output.spec[VALID_MASK] if isinstance(output.spec, dict) else None
+    like = mask if mask is not None else next(iter(made.values()))
+    by_rows = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[:row_axes]))
+
+    def sharding(path: Any, spec: jax.ShapeDtypeStruct) -> Any:
+        same = made.get(path[1:])
+        unchanged = same is not None and (same.shape, same.dtype) == (spec.shape, spec.dtype)
+        return same.sharding if same is not None and unchanged else by_rows
+
+    return jax.tree_util.tree_map_with_path(sharding, narrowed(taken))
+
+
+def _sharding_by_compiler(function: Callable[..., Any], output: Placement) -> Callable[..., Any]:
+    """The function, with axes that JAX would have us reason about left to the compiler."""
+    return jax.sharding.auto_axes(function, out_sharding=output.shardings)
