@@ -5,10 +5,13 @@ from loader.batchers import DefaultBatcher as DefaultBatcher
 from loader.batchers import PadBatcher as PadBatcher
 from loader.data_loader import DataLoader as DataLoader
 from loader.data_loader import Epoch as Epoch
+from loader.mapped_source import Mapped as Mapped
 from loader.module import CheckpointableIteratorModule as CheckpointableIteratorModule
 from loader.module import IterationCount as IterationCount
 from loader.module import LoaderModule as LoaderModule
 from loader.module import LoaderModuleConfig as LoaderModuleConfig
+from loader.operator import Filter as Filter
+from loader.operator import OperatorModule as OperatorModule
 from loader.order import BlockShuffle as BlockShuffle
 from loader.order import Order as Order
 from loader.order import Sequential as Sequential
@@ -27,4 +30,5 @@ from loader.sources import RawArrays as RawArrays
 from loader.sources import Source as Source
 from loader.structural import StructuralConfig as StructuralConfig
 from loader.structural import StructuralModule as StructuralModule
+from loader.transform import RowError as RowError
 from loader.workers import Threads as Threads

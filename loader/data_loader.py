@@ -283,6 +283,10 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         host_batch = self._work.batch_rows(step, placement.rows)
         return finish_batch(place_batch(host_batch, step, placement, self._work), placement)
 
+    def host_batch_at(self, step: int) -> Any:
+        """The numpy batch of any step, all of its rows, before any device operator."""
+        return self._work.batch_rows(self._checked_step(step, after_the_end=0))
+
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
         return HostBatches(self._work, None if self.sharder is None else self._placement().rows)

@@ -5,6 +5,7 @@ shape. What it takes is placed first, split by rows only; what it gives is shard
 Rows that are padding are zeros again afterwards.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from loader.permutation import Int64s
-from loader.placement import Placement
-from loader.spec import VALID_MASK, Spec, narrowed, refuse_mask_key
-from loader.transform import Stage, call, draws_of
+from loader.placement import Placement, unplaceable
+from loader.spec import (
+    VALID_MASK,
+    Spec,
+    device_dtype,
+    named_leaves,
+    narrowed,
+    refuse_mask_key,
+    spec_of,
+    without_rows,
+)
+from loader.transform import SpecUnknown, Stage, call, draws_of, spec_after
 
 _INPUT, _DRAWS = "batch", "draws"
 
@@ -35,6 +45,9 @@ class OperatedPlacement:
         microbatches: int | None,
         place_output: Callable[[Spec], Placement],
     ) -> None:
+        for name, leaf in named_leaves(spec):
+            if device_dtype(leaf.dtype) is None:
+                raise unplaceable(name, leaf.dtype)
         self._stages = tuple(stages)
         count = sum(draws_of(stage.transform) for stage in stages)
         rows = (batch_size,) if microbatches is None else (microbatches, batch_size // microbatches)
@@ -86,6 +99,10 @@ class OperatedPlacement:
         for stage in self._stages:
             last = first + draws_of(stage.transform)
             own = None if draws is None else draws[:, first:last]
+            with contextlib.suppress(SpecUnknown):  # says best what does not fit
+                spec_after(
+                    stage.transform, stage.name, without_rows(spec_of(rows)), try_zeros=False
+                )
             rows, first = call(stage.transform, rows, own, valid), last
             refuse_mask_key(rows)
             for leaf in jax.tree.leaves(rows):

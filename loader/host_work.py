@@ -20,6 +20,8 @@ from loader.sources.source import first_row, locate, read_rows, record_spec
 from loader.spec import (
     Spec,
     is_ragged,
+    is_text,
+    leaf_name,
     named_leaves,
     refuse_mask_key,
     refuse_unlike,
@@ -126,8 +128,7 @@ class HostWork:
             valid[valid] = left
             if not kept.size:
                 return None
-        _refuse_ragged(rows)
-        return rows
+        return _settled(rows, self.row_spec)
 
     def _refuse_other_record(self, rows: Any, indices: Int64s) -> None:
         """Raise `ValueError` if what was read is not what the source's records look like."""
@@ -277,12 +278,24 @@ def _fits(shape: tuple[int, ...], spec: tuple[int | None, ...]) -> bool:
     )
 
 
-def _refuse_ragged(rows: Any) -> None:
-    for name, leaf in named_leaves(rows):
-        if is_ragged(leaf):
-            shapes = list(dict.fromkeys(str(list(array.shape)) for array in leaf))
-            raise ValueError(
-                f"the rows of leaf {name!r} differ in shape ({', '.join(shapes[:3])}): pad or crop "
-                f"them to one length with an operator, such as Pad({name!r}, 128) of operators, or "
-                "pack them with Packed"
-            )
+def _settled(rows: Any, spec: Spec) -> Any:
+    """The rows with ragged leaves stacked where the spec asks for one shape."""
+    ragged = {name for name, leaf in named_leaves(rows) if is_ragged(leaf)}
+    if not ragged:
+        return rows
+    fixed = {name for name, leaf in named_leaves(spec) if not is_text(leaf.dtype)}
+
+    def settle(path: Any, leaf: Any) -> Any:
+        name = leaf_name(path)
+        if name not in ragged & fixed:
+            return leaf
+        shapes = list(dict.fromkeys(array.shape for array in leaf))
+        if len(shapes) == 1:
+            return np.stack(leaf.tolist())
+        raise ValueError(
+            f"the rows of leaf {name!r} differ in shape ({', '.join(map(str, shapes[:3]))}): pad "
+            f"or crop them to one length, for example with Pad({name!r}, 128) of operators, or "
+            "pack them with Packed"
+        )
+
+    return jax.tree_util.tree_map_with_path(settle, rows)

@@ -11,10 +11,11 @@ from typing import Any, Literal, TypedDict
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loader.digest import qualified_name
+from loader.digest import describe, qualified_name
 from loader.permutation import Int64s
 from loader.spec import Spec
 from loader.structural import StructuralConfig, StructuralModule
@@ -101,9 +102,16 @@ class OperatorModule(StructuralModule):
         """What messages call this operator."""
         return self.name or type(self).__name__
 
+    def ready_transform(self) -> Transform:
+        """The transform as it runs. One that needs statistics is given them here."""
+        return self.transform
+
     def stage(self, place: int = 0, rngs: nnx.Rngs | None = None) -> Stage:
         """The transform as number `place` of a loader's operators, with the key of its draws."""
-        return Stage(self.transform, self.label, self._key(place, rngs))
+        return Stage(self.ready_transform(), self.label, self._key(place, rngs))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {**super().fingerprint(), "ready": describe(self.ready_transform())}
 
     def _key(self, place: int, rngs: nnx.Rngs | None) -> str:
         if not self.stochastic:
@@ -127,8 +135,8 @@ class OperatorModule(StructuralModule):
         positions = np.arange(count) if positions is None else np.asarray(positions)
         stage = self.stage()
         if self.on == "device":
-            valid = np.ones(count, bool)
-            rows, kept = call(stage.transform, elements, stage.draw(positions), valid), None
+            rows, draws = jax.tree.map(jnp.asarray, (elements, stage.draw(positions)))
+            rows, kept = call(stage.transform, rows, draws, jnp.ones(count, bool)), None
         else:
             rows, kept = apply_stages([stage], elements, positions)
         self.count(count if kept is None else kept.size, 0 if kept is None else count - kept.size)

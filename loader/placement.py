@@ -78,11 +78,7 @@ class Placement:
         for number, (leaf, spec) in enumerate(zip(leaves, self._leaves, strict=True)):
             leaf = _on_host(leaf)
             if number in self._unplaceable:
-                raise ValueError(
-                    f"leaf {self._names[number]!r} holds {leaf.dtype} values, which no device can: "
-                    "turn it into numbers or take it out with an operator, or iterate over "
-                    "loader.host_batches()"
-                )
+                raise unplaceable(self._names[number], leaf.dtype)
             small = leaf if leaf.dtype == spec.dtype else leaf.astype(spec.dtype)
             if small is not leaf and not survives(leaf, small):
                 raise self._does_not_fit(self._names[number], leaf, small, record_of)
@@ -176,6 +172,13 @@ class Placement:
             return leaf[*index[:axis], first : first + stop - start, *index[axis + 1 :]]
 
         return jax.make_array_from_callback(spec.shape, sharding, piece)
+
+
+def unplaceable(name: str, dtype: Any) -> ValueError:
+    return ValueError(
+        f"leaf {name!r} holds {dtype} values, which no device can: turn it into numbers or take it "
+        "out with an operator, or iterate over loader.host_batches()"
+    )
 
 
 def survives(leaf: Any, small: Any) -> bool:

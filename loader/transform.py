@@ -9,8 +9,8 @@ attributes these are looked at, all of them optional:
 - `filters = True`: it gives a mask of the rows to keep, not rows.
 - `mixes_rows = True`: what comes out of a row depends on the others; on a device it is then called
   with `valid`, the mask of the rows that are no padding.
-- `output_spec(record_spec)`: what a record looks like afterwards. Where it does not say, it is
-  tried on a row of zeros.
+- `output_spec(record_spec)`: what a record looks like afterwards; or `declared`, that spec itself.
+  Where neither says, it is tried on a row of zeros.
 - `sides`: where it can run, of "host" (numpy) and "device" (JAX, in jit).
 
 On the host a transform sees only rows that are there, never padding.
@@ -30,7 +30,7 @@ from loader.permutation import Int64s
 from loader.sources.source import stack
 from loader.spec import Spec, named_leaves, spec_of, unstack, without_rows, zero_rows
 
-Transform = Callable[..., Any]
+Transform = Any  # a callable as described above
 
 
 class RowError(ValueError):
@@ -149,7 +149,12 @@ def spec_after(transform: Transform, name: str, spec: Spec, *, try_zeros: bool =
     if filters(transform):
         return spec
     if hasattr(transform, "output_spec"):
-        return transform.output_spec(spec)  # pyright: ignore[reportFunctionMemberAccess]
+        try:
+            return transform.output_spec(spec)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    if getattr(transform, "declared", None) is not None:
+        return transform.declared
     if not try_zeros:
         raise SpecUnknown(name)
     draws = np.zeros((1, draws_of(transform)), np.float32)
@@ -169,6 +174,7 @@ class PerBatch:
     """A function from stacked rows to stacked rows."""
 
     fn: Callable[[Any], Any]
+    declared: Spec | None = None
     sides = ("host", "device")
 
     def __call__(self, rows: Any) -> Any:
@@ -180,6 +186,7 @@ class PerRecord:
     """A function from record to record, one at a time; on a device, vectorised by `jax.vmap`."""
 
     fn: Callable[[Any], Any]
+    declared: Spec | None = None
     sides = ("host", "device")
 
     def __call__(self, rows: Any) -> Any:
@@ -193,6 +200,7 @@ class RandomPerRecord:
     """A function of a record and a `numpy.random.Generator` of its own."""
 
     fn: Callable[[Any, np.random.Generator], Any]
+    declared: Spec | None = None
     draws = 2
 
     def __call__(self, rows: Any, draws: Uniforms) -> Any:

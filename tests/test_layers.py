@@ -19,6 +19,7 @@ LAYERS = [
     "loader.draws",
     "loader.transform",
     "loader.operator",
+    "loader.mapped_source",
     "loader.partition.axes",
     "loader.partition.mesh",
     "loader.partition.hashing",

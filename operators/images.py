@@ -1,0 +1,296 @@
+"""Resizing, cropping and flipping images (height, width, channels).
+
+Each works on the host, where images may still differ in size, and on the device, where they do
+not; on the same draws both give the same pixels, but for the last bit of a rounding. Where several
+leaves are named (an image and its segmentation), all are treated alike.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loader.draws import below
+from loader.operator import OperatorModule, OperatorOptions
+from loader.spec import Spec, is_ragged
+from loader.transform import RowError, is_jax
+from operators.decode import two_sizes
+from operators.leaves import get, names_of, put
+
+_BOTH = ("host", "device")
+
+
+def image_spec(spec: Spec, name: str) -> jax.ShapeDtypeStruct:
+    """The spec of a leaf that must be an image."""
+    leaf = get(spec, name)
+    if len(leaf.shape) != 3:
+        raise ValueError(
+            f"leaf {name!r} is {leaf.dtype}{list(leaf.shape)} where an image (height, width, "
+            "channels) is needed: decode it first, or add an axis for the channels"
+        )
+    return leaf
+
+
+# Resizing
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resize:
+    names: tuple[str, ...]
+    size: tuple[int, int]
+    method: Literal["linear", "nearest"]
+    sides = _BOTH
+
+    def __call__(self, rows: Any) -> Any:
+        for name in self.names:
+            leaf = get(rows, name)
+            if is_ragged(leaf):
+                resized = np.empty((len(leaf), *self.size, leaf[0].shape[-1]), leaf[0].dtype)
+                for row, image in enumerate(leaf):
+                    resized[row] = self._resized(image[None])[0]
+            else:
+                resized = self._resized(leaf)
+            rows = put(rows, name, resized)
+        return rows
+
+    def _resized(self, images: Any) -> Any:
+        shape = images.shape[1:3]
+        if shape == self.size:
+            return images
+        if self.method == "nearest":
+            down, across = (_nearest(*pair) for pair in zip(shape, self.size, strict=True))
+            return images[:, down][:, :, across]
+        down, across = (_weights(*pair) for pair in zip(shape, self.size, strict=True))
+        floating = images.astype(np.float32)
+        if is_jax(images):
+            exact = functools.partial(jnp.einsum, precision="highest")
+            halved = exact("ah,nhwc->nawc", down, floating)
+            full = exact("bw,nawc->nabc", across, halved)
+            return _as_dtype(jnp, full, images.dtype)
+        # As matrix products: a product is what numpy does fastest, and without the GIL.
+        count, height, width, channels = images.shape
+        halved = down @ floating.reshape(count, height, width * channels)
+        full = across @ halved.reshape(count * self.size[0], width, channels)
+        return _as_dtype(np, full.reshape(count, *self.size, channels), images.dtype)
+
+    def output_spec(self, spec: Spec) -> Spec:
+        for name in self.names:
+            leaf = image_spec(spec, name)
+            shape = (*self.size, leaf.shape[2])
+            spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
+        return spec
+
+
+def _as_dtype(xp: Any, values: Any, dtype: Any) -> Any:
+    if np.dtype(dtype).kind in "iu":
+        info = np.iinfo(dtype)
+        values = xp.clip(xp.round(values), info.min, info.max)
+    return values.astype(dtype)
+
+
+@functools.lru_cache(1024)
+def _weights(size: int, wanted: int) -> np.ndarray:
+    """How much each of `size` pixels in a line adds to each of `wanted`: a tent around its centre.
+
+    Where the image shrinks the tent is as wide as a new pixel, so that nothing is skipped.
+    """
+    scale = size / wanted
+    centres = (np.arange(wanted) + 0.5) * scale - 0.5
+    away = np.abs(np.arange(size) - centres[:, None]) / max(scale, 1.0)
+    weights = np.clip(1 - away, 0, None)
+    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+
+
+@functools.lru_cache(1024)
+def _nearest(size: int, wanted: int) -> np.ndarray:
+    return ((np.arange(wanted) + 0.5) * size / wanted).astype(np.int64)
+
+
+class Resize(OperatorModule):
+    """Images of any size to one size.
+
+    `linear` averages over the pixels that a new one covers; `nearest` takes one of them, as label
+    images need.
+    """
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        size: int | Sequence[int],
+        *,
+        method: Literal["linear", "nearest"] = "linear",
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        if method not in ("linear", "nearest"):
+            raise ValueError(f"method must be 'linear' or 'nearest', got {method!r}")
+        super().__init__(_Resize(names_of(leaf), two_sizes(size), method), **options)
+
+
+# Cropping
+
+
+@dataclasses.dataclass(frozen=True)
+class _Crop:
+    """A window of each image; where it stands is for a subclass to say."""
+
+    names: tuple[str, ...]
+    size: tuple[int, int]
+    padding: int = 0
+    sides = _BOTH
+
+    def corner(self, draws: Any, room: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The first row and column of the window, with so much room on top of its size."""
+        raise NotImplementedError
+
+    def cropped(self, rows: Any, draws: Any) -> Any:
+        for name in self.names:
+            leaf = get(rows, name)
+            rows = put(
+                rows, name, (self._on_device if is_jax(leaf) else self._on_host)(leaf, draws)
+            )
+        return rows
+
+    def _on_host(self, images: np.ndarray, draws: Any) -> np.ndarray:
+        first = images[0] if len(images) else np.zeros((*self.size, 3), images.dtype)
+        cut = np.empty((len(images), *self.size, first.shape[-1]), first.dtype)
+        (height, width), pad = self.size, self.padding
+        for row, image in enumerate(images):
+            if pad:
+                image = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+            room = image.shape[0] - height, image.shape[1] - width
+            if min(room) < 0:
+                raise RowError(
+                    row,
+                    f"an image of {image.shape[:2]} is smaller than the crop {self.size}: resize "
+                    "it first",
+                )
+            top, left = self.corner(None if draws is None else draws[row], room)
+            cut[row] = image[top : top + height, left : left + width]
+        return cut
+
+    def _on_device(self, images: Any, draws: Any) -> Any:
+        pad = self.padding
+        images = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+        room = images.shape[1] - self.size[0], images.shape[2] - self.size[1]
+
+        def cut(image: Any, own: Any) -> Any:
+            top, left = self.corner(own, room)
+            return jax.lax.dynamic_slice(image, (top, left, 0), (*self.size, image.shape[-1]))
+
+        if draws is None:
+            return jax.vmap(lambda image: cut(image, None))(images)
+        return jax.vmap(cut)(images, draws)
+
+    def output_spec(self, spec: Spec) -> Spec:
+        for name in self.names:
+            leaf = image_spec(spec, name)
+            sizes = [None if n is None else n + 2 * self.padding for n in leaf.shape[:2]]
+            if any(n is not None and n < want for n, want in zip(sizes, self.size, strict=True)):
+                raise ValueError(
+                    f"leaf {name!r} is {list(leaf.shape)}, smaller than the crop {self.size}: "
+                    "resize it first"
+                )
+            shape = (*self.size, leaf.shape[2])
+            spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
+        return spec
+
+
+@dataclasses.dataclass(frozen=True)
+class _CenterCrop(_Crop):
+    def __call__(self, rows: Any) -> Any:
+        return self.cropped(rows, None)
+
+    def corner(self, draws: Any, room: tuple[Any, Any]) -> tuple[Any, Any]:
+        return room[0] // 2, room[1] // 2
+
+
+class CenterCrop(OperatorModule):
+    """The middle of each image."""
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        size: int | Sequence[int],
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        super().__init__(_CenterCrop(names_of(leaf), two_sizes(size)), **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomCrop(_Crop):
+    draws = 2
+
+    def __call__(self, rows: Any, draws: Any) -> Any:
+        return self.cropped(rows, draws)
+
+    def corner(self, draws: Any, room: tuple[Any, Any]) -> tuple[Any, Any]:
+        return below(draws[0], room[0] + 1), below(draws[1], room[1] + 1)
+
+
+class RandomCrop(OperatorModule):
+    """A window of each image, anywhere in it; `padding` adds black pixels all around it first."""
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        size: int | Sequence[int],
+        *,
+        padding: int = 0,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        if not isinstance(padding, int) or padding < 0:
+            raise ValueError(f"padding must be an int of at least 0, got {padding!r}")
+        super().__init__(_RandomCrop(names_of(leaf), two_sizes(size), padding), **options)
+
+
+# Flipping
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flip:
+    names: tuple[str, ...]
+    axis: int
+    probability: float
+    draws = 1
+    sides = _BOTH
+
+    def __call__(self, rows: Any, draws: Any) -> Any:
+        flip = draws[:, 0] < np.float32(self.probability)
+        for name in self.names:
+            leaf = get(rows, name)
+            if is_jax(leaf):
+                flipped = jnp.where(flip[:, None, None, None], jnp.flip(leaf, self.axis), leaf)
+            else:
+                flipped = leaf.copy()
+                for row in np.flatnonzero(flip):
+                    flipped[row] = np.flip(leaf[row], self.axis - 1)
+            rows = put(rows, name, flipped)
+        return rows
+
+    def output_spec(self, spec: Spec) -> Spec:
+        for name in self.names:
+            image_spec(spec, name)
+        return spec
+
+
+class RandomFlip(OperatorModule):
+    """Mirrors each image, or not, `horizontal`ly (left to right) or `vertical`ly."""
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        *,
+        direction: Literal["horizontal", "vertical"] = "horizontal",
+        probability: float = 0.5,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        axes = {"horizontal": 2, "vertical": 1}
+        if direction not in axes:
+            raise ValueError(f"direction must be one of {list(axes)}, got {direction!r}")
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability must lie in [0, 1], got {probability!r}")
+        super().__init__(_Flip(names_of(leaf), axes[direction], probability), **options)

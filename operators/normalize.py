@@ -1,0 +1,133 @@
+"""Zero mean and unit deviation, by statistics that are known, given, or fitted in one pass."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import jax
+import numpy as np
+
+from loader.operator import OperatorModule, OperatorOptions
+from loader.spec import VALID_MASK, Spec
+from loader.structural import StructuralConfig
+from loader.transform import namespace
+from operators.leaves import get, name_of, put
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Standardize:
+    name: str
+    mean: np.ndarray | None = None
+    std: np.ndarray | None = None
+    sides = ("host", "device")
+
+    def __call__(self, rows: Any) -> Any:
+        assert self.mean is not None
+        assert self.std is not None
+        xp = namespace(rows)
+        leaf = get(rows, self.name).astype(np.float32)
+        return put(rows, self.name, (leaf - xp.asarray(self.mean)) / xp.asarray(self.std))
+
+    def output_spec(self, spec: Spec) -> Spec:
+        leaf = get(spec, self.name)
+        if np.dtype(leaf.dtype).kind not in "biuf" or None in leaf.shape:
+            raise ValueError(
+                f"leaf {self.name!r} is {leaf.dtype}{list(leaf.shape)} where numbers of one shape "
+                "are needed: decode and resize images first"
+            )
+        for statistic in (s for s in (self.mean, self.std) if s is not None):
+            try:
+                np.broadcast_to(statistic, leaf.shape)
+            except ValueError as error:
+                raise ValueError(
+                    f"statistics of shape {statistic.shape} do not fit leaf {self.name!r}, which "
+                    f"is {list(leaf.shape)}"
+                ) from error
+        return put(spec, self.name, jax.ShapeDtypeStruct(leaf.shape, np.dtype(np.float32)))
+
+
+class Normalize(OperatorModule):
+    """`(leaf - mean) / std` as float32.
+
+    The statistics are a dict with `mean` and `std`, each a number or an array that broadcasts
+    against the leaf of a record. They are those given here, or fitted by `fit(loader)`, or computed
+    of data of your choice by `compute_statistics(data)` with `batch_stats_fn`, or set with
+    `set_statistics`. A loader takes them when it is made.
+    """
+
+    def __init__(
+        self,
+        leaf: str,
+        mean: Any = None,
+        std: Any = None,
+        *,
+        batch_stats_fn: Callable[..., Any] | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        if (mean is None) != (std is None):
+            raise ValueError("give both mean and std, or neither")
+        if options.get("config") is None:
+            stats = None if mean is None else {"mean": np.asarray(mean), "std": np.asarray(std)}
+            options["config"] = StructuralConfig(
+                batch_stats_fn=batch_stats_fn, precomputed_stats=stats
+            )
+        elif mean is not None or batch_stats_fn is not None:
+            raise ValueError("give the statistics here or in config, not in both")
+        super().__init__(_Standardize(name_of(leaf)), **options)
+
+    def ready_transform(self) -> _Standardize:
+        stats = self.get_statistics()
+        if stats is None:
+            raise ValueError(
+                f"{self.label} has no statistics: give mean and std, or call fit(loader) before "
+                "this loader is made"
+            )
+        if missing := {"mean", "std"} - set(stats):
+            raise ValueError(f"the statistics of {self.label} lack {sorted(missing)}: {stats}")
+        mean, std = (np.asarray(stats[key], np.float32) for key in ("mean", "std"))
+        if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+            raise ValueError(
+                f"{self.label} cannot divide by std={std.tolist()} around mean={mean.tolist()}: "
+                "each must be finite, and std greater than 0 (a channel that never changes?)"
+            )
+        return _Standardize(self.transform.name, mean, std)
+
+    def fit(self, loader: Any, *, per_channel: bool = True) -> dict[str, Any]:
+        """Mean and deviation over the first epoch of a loader, whose place does not change.
+
+        One for each channel (place along the last axis), or a single one. All rows are read, on
+        every process, so that all have the same statistics.
+        """
+        total = _Moments(per_channel)
+        for step in range(loader.steps_per_epoch):
+            batch = loader.host_batch_at(step)
+            rows = get(batch, self.transform.name)
+            total.add(rows[batch[VALID_MASK]] if VALID_MASK in batch else rows)
+        stats = {"mean": total.mean, "std": np.sqrt(total.squares / total.count)}
+        self.set_statistics(stats)
+        return stats
+
+
+class _Moments:
+    """Mean and sum of squared deviations, batch by batch, in float64."""
+
+    def __init__(self, per_channel: bool) -> None:
+        self._per_channel = per_channel
+        self.count = 0
+        self.mean: Any = 0.0
+        self.squares: Any = 0.0
+
+    def add(self, rows: np.ndarray) -> None:
+        channels = rows.shape[-1] if self._per_channel and rows.ndim > 1 else 1
+        values = rows.reshape(-1, channels).astype(np.float64)
+        if not len(values):
+            return
+        mean = values.mean(0)
+        squares = ((values - mean) ** 2).sum(0)
+        if channels == 1:
+            mean, squares = mean[0], squares[0]
+        count = self.count + len(values)
+        away = mean - self.mean
+        self.mean = self.mean + away * (len(values) / count)
+        self.squares = self.squares + squares + away**2 * (self.count * len(values) / count)
+        self.count = count
