@@ -71,6 +71,17 @@ def namespace(rows: Any) -> Any:
     return jnp if is_jax(rows) else np
 
 
+def rounded(product: Any) -> Any:
+    """A product that is rounded before anything is added to it, on the device as in numpy.
+
+    A compiler may fuse a product and a sum into one operation that rounds once, or not, as it likes
+    for a shape or a mesh; the last bit would then depend on them. It cannot fuse across a choice.
+    """
+    if not isinstance(product, jax.Array):
+        return product
+    return jnp.where(product == product, product, jnp.nan)
+
+
 def call(transform: Transform, rows: Any, draws: Any, valid: Any = None) -> Any:
     """The transform on these rows, handed what it asks for."""
     arguments = (rows, draws) if draws_of(transform) else (rows,)

@@ -17,7 +17,7 @@ import numpy as np
 from loader.draws import below
 from loader.operator import OperatorModule, OperatorOptions
 from loader.spec import Spec, is_ragged
-from loader.transform import RowError, is_jax
+from loader.transform import RowError, is_jax, namespace, rounded
 from operators.decode import two_sizes
 from operators.leaves import get, names_of, put
 
@@ -64,18 +64,13 @@ class _Resize:
         if self.method == "nearest":
             down, across = (_nearest(*pair) for pair in zip(shape, self.size, strict=True))
             return images[:, down][:, :, across]
-        down, across = (_weights(*pair) for pair in zip(shape, self.size, strict=True))
-        floating = images.astype(np.float32)
-        if is_jax(images):
-            exact = functools.partial(jnp.einsum, precision="highest")
-            halved = exact("ah,nhwc->nawc", down, floating)
-            full = exact("bw,nawc->nabc", across, halved)
-            return _as_dtype(jnp, full, images.dtype)
-        # As matrix products: a product is what numpy does fastest, and without the GIL.
-        count, height, width, channels = images.shape
-        halved = down @ floating.reshape(count, height, width * channels)
-        full = across @ halved.reshape(count * self.size[0], width, channels)
-        return _as_dtype(np, full.reshape(count, *self.size, channels), images.dtype)
+        resized = images.astype(np.float32)
+        for axis, wanted in zip((1, 2), self.size, strict=True):
+            resized = _resized_along(axis, resized, wanted)
+        if np.dtype(images.dtype).kind in "iu":
+            info = np.iinfo(images.dtype)
+            resized = namespace(images).clip(resized.round(), info.min, info.max)
+        return resized.astype(images.dtype)
 
     def output_spec(self, spec: Spec) -> Spec:
         for name in self.names:
@@ -85,24 +80,35 @@ class _Resize:
         return spec
 
 
-def _as_dtype(xp: Any, values: Any, dtype: Any) -> Any:
-    if np.dtype(dtype).kind in "iu":
-        info = np.iinfo(dtype)
-        values = xp.clip(xp.round(values), info.min, info.max)
-    return values.astype(dtype)
+def _resized_along(axis: int, images: Any, wanted: int) -> Any:
+    """Weighted sums of neighbours, one neighbour after the other: the same bits everywhere."""
+    xp = namespace(images)
+    shape = [1, 1, 1, 1]
+    shape[axis] = wanted
+    total = None
+    for places, weights in zip(*_neighbours(images.shape[axis], wanted), strict=True):
+        part = rounded(xp.take(images, places, axis=axis) * weights.reshape(shape))
+        total = part if total is None else total + part
+    return total
 
 
 @functools.lru_cache(1024)
-def _weights(size: int, wanted: int) -> np.ndarray:
-    """How much each of `size` pixels in a line adds to each of `wanted`: a tent around its centre.
+def _neighbours(size: int, wanted: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each of `wanted` pixels in a line: which of `size` pixels add to it, and how much.
 
-    Where the image shrinks the tent is as wide as a new pixel, so that nothing is skipped.
+    Weights fall off like a tent around its centre. Where the image shrinks the tent is as wide as a
+    new pixel, so that nothing is skipped. Arrays are (neighbours, wanted).
     """
     scale = size / wanted
+    reach = max(scale, 1.0)
     centres = (np.arange(wanted) + 0.5) * scale - 0.5
-    away = np.abs(np.arange(size) - centres[:, None]) / max(scale, 1.0)
-    weights = np.clip(1 - away, 0, None)
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    count = int(np.ceil(2 * reach)) + 1
+    places = np.ceil(centres - reach).astype(np.int64) + np.arange(count)[:, None]
+    weights = np.clip(1 - np.abs(places - centres) / reach, 0, None)
+    weights[(places < 0) | (places >= size)] = 0
+    weights /= weights.sum(0)
+    used = weights.any(1)
+    return places.clip(0, size - 1)[used], weights[used].astype(np.float32)
 
 
 @functools.lru_cache(1024)

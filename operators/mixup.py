@@ -10,6 +10,7 @@ import scipy.special
 
 from loader.operator import OperatorModule, OperatorOptions
 from loader.spec import Spec
+from loader.transform import rounded
 from operators.leaves import get, name_of, put
 
 _QUANTILES = np.linspace(0, 1, 4097)
@@ -32,7 +33,7 @@ class _MixUp:
 
         def mixed(leaf: Any) -> Any:
             own = share.reshape(-1, *(1,) * (leaf.ndim - 1))
-            return own * leaf + (1 - own) * leaf[partner]
+            return rounded(own * leaf) + rounded((1 - own) * leaf[partner])
 
         images = get(rows, self.image).astype(np.float32)
         labels = get(rows, self.label)

@@ -10,7 +10,7 @@ import numpy as np
 from loader.operator import OperatorModule, OperatorOptions
 from loader.spec import VALID_MASK, Spec
 from loader.structural import StructuralConfig
-from loader.transform import namespace
+from loader.transform import rounded
 from operators.leaves import get, name_of, put
 
 
@@ -24,9 +24,10 @@ class _Standardize:
     def __call__(self, rows: Any) -> Any:
         assert self.mean is not None
         assert self.std is not None
-        xp = namespace(rows)
+        # A product with the inverse, because a compiler makes that of a quotient, and numpy not.
+        inverse = (1 / self.std.astype(np.float64)).astype(np.float32)
         leaf = get(rows, self.name).astype(np.float32)
-        return put(rows, self.name, (leaf - xp.asarray(self.mean)) / xp.asarray(self.std))
+        return put(rows, self.name, rounded((leaf - self.mean) * inverse))
 
     def output_spec(self, spec: Spec) -> Spec:
         leaf = get(spec, self.name)

@@ -241,12 +241,7 @@ def test_host_and_device_forms_agree_on_the_same_draws(name: str):
     loader = loader_of(numbers + on_device(HOST[name]))
     assert jax.tree.map(str, loader.batch_spec()) == jax.tree.map(str, spec_of(host[0]))
     for got, want in zip(loader, host, strict=True):
-        for leaf, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            assert leaf.dtype == other.dtype
-            within = 1 if leaf.dtype == np.uint8 else 1e-5
-            np.testing.assert_allclose(
-                np.asarray(leaf, np.float64), np.asarray(other, np.float64), within, within
-            )
+        assert_same_batch(got, want, name)  # not only within rounding: bit for bit
 
 
 def all_on_device() -> list[Any]:
