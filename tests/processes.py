@@ -46,6 +46,7 @@ class Job:
                 self.children.append(
                     subprocess.Popen(
                         [sys.executable, str(path), *arguments],
+                        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,

@@ -28,6 +28,7 @@ from loader import (
     Shuffle,
     Threads,
 )
+from loader.digest import content_key
 from loader.spec import spec_of
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from operators import (
@@ -52,6 +53,7 @@ from operators import (
     ShiftTargets,
     Tokenize,
 )
+from tests.processes import run_processes
 
 COUNT = 23
 
@@ -272,6 +274,44 @@ def test_device_operators_give_the_same_batches_on_any_mesh(kind: AxisType, micr
             )
             assert_same_batch(got, want, f"batch {step} on {shape}")
             assert_same_batch(loader.batch_at(step), got, f"batch_at({step})")
+
+
+ON_PROCESSES = """
+import numpy as np
+from loader import Threads
+from tests.test_operators import digests_of, loader_of, on_any_host
+mesh = jax.make_mesh((4,), ("data",))
+report(digests_of(loader_of(on_any_host(), batch_size=8, mesh=mesh, workers=Threads(process))))
+jax.distributed.shutdown()
+"""
+
+
+def on_any_host() -> list[Any]:
+    host = [GrainFilter(), RandomCrop("image", (7, 9), seed=7), *all_on_device()]
+    return [*host[:2], Choice([Map(brighter), None], seed=8), *host[2:]]
+
+
+def digests_of(loader: DataLoader) -> list[dict[str, str]]:
+    """For every batch, a digest of each shard that this process holds."""
+    return [
+        {
+            f"{name} {shard.index}": content_key(np.asarray(shard.data))
+            for name, leaf in batch.items()
+            for shard in leaf.addressable_shards
+        }
+        for batch in loader
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_operators_give_the_same_bits_whatever_the_hosts(count: int, tmp_path: Path):
+    results = run_processes(ON_PROCESSES, count, 4 // count, tmp_path)
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    expected = digests_of(loader_of(on_any_host(), batch_size=8, mesh=mesh))
+    for step, whole in enumerate(expected):
+        held = [result[step] for result in results]
+        assert sum(len(part) for part in held) == len(whole)
+        assert {key: digest for part in held for key, digest in part.items()} == whole
 
 
 def test_all_device_operators_are_compiled_once():

@@ -1,0 +1,59 @@
+"""A source seen through operators."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loader import DataLoader, Filter, Mapped, Shuffle, Threads
+from loader.testing import assert_covers_each_record_once, assert_resumes_exactly, assert_same_batch
+from operators import CenterCrop, Map, Pad, RandomFlip, Tokenize
+from tests.test_operators import COUNT, Records
+
+
+def test_mapped_records_are_those_that_the_loader_would_make():
+    def operators() -> list[Any]:
+        return [Tokenize(into="ids"), Pad("ids", 40), CenterCrop("image", 4)]
+
+    def make(**settings: Any) -> DataLoader:
+        source = Mapped(Records(), operators())
+        return DataLoader(source, batch_size=5, order=Shuffle(2), epochs=2, **settings)
+
+    assert_resumes_exactly(make)
+    assert_covers_each_record_once(make(), "id")
+    expected = DataLoader(
+        Records(), batch_size=5, order=Shuffle(2), epochs=2, operators=operators()
+    ).host_batches()
+    for got, threaded, want in zip(
+        make().host_batches(), make(workers=Threads(2)).host_batches(), expected, strict=True
+    ):
+        assert_same_batch(got, want, "mapped")
+        assert_same_batch(threaded, want, "mapped, in threads")
+    unreadable = Mapped(Records(readable=False), operators())
+    assert DataLoader(unreadable, batch_size=5).batch_spec()["ids"].shape == (5, 40)
+    assert Mapped(Records(), [Tokenize()])[3]["tokens"].tolist()[:2] == [117, 104]
+    again = pickle.loads(pickle.dumps(Mapped(Records(), operators())))
+    assert np.array_equal(again[4]["image"], Mapped(Records(), operators())[4]["image"])
+
+
+def test_other_operators_are_other_data():
+    state = DataLoader(Mapped(Records(), [Pad("tokens", 20)]), batch_size=5).get_state()
+    with pytest.raises(ValueError, match=r"data\.mapped: saved"):
+        DataLoader(Mapped(Records(), [Pad("tokens", 20, value=1)]), batch_size=5).set_state(state)
+
+
+def test_what_would_not_give_the_same_records_every_time_is_refused():
+    for operator in (
+        RandomFlip("image", seed=0),
+        Filter(bool),
+        CenterCrop("image", 3, on="device"),
+    ):
+        with pytest.raises(ValueError, match="is random, a filter, or runs on the device"):
+            Mapped(Records(), [operator])
+
+    def picky(record: dict[str, Any]) -> dict[str, Any]:
+        return {"id": 1 // (int(record["id"]) - 9)}
+
+    with pytest.raises(ValueError, match=r"record 9 \(line 9 of the list\): Map: .*ZeroDivision"):
+        Mapped(Records(), [Map(picky)]).gather(np.arange(COUNT))
