@@ -12,6 +12,8 @@ LAYERS = [
     "loader.spec",
     "loader.permutation",
     "loader.grain_shuffle",
+    "loader.packing",
+    "loader.packed_rows",
     "loader.sources",
     "loader.order",
     "loader.plan",

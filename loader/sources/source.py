@@ -195,7 +195,7 @@ def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any
     parts = min(length, _SAMPLED_RECORDS) - 1
     spread = [(length - 1) * part // max(parts, 1) for part in range(parts + 1)]
     indices = np.unique(np.array([*spread, *extra], np.int64))
-    rows, there = read_rows(source, indices)
+    rows, there = read_rows(source, indices, ragged=True)
     return {
         "length": length,
         "spec": record_spec(source),
