@@ -23,6 +23,7 @@ from loader.sharder import SharderModuleConfig as SharderModuleConfig
 from loader.sources import ArrayRecordSource as ArrayRecordSource
 from loader.sources import ArraySource as ArraySource
 from loader.sources import GrainSource as GrainSource
+from loader.sources import Mixture as Mixture
 from loader.sources import Msgpack as Msgpack
 from loader.sources import Packed as Packed
 from loader.sources import RawArrays as RawArrays

@@ -14,6 +14,7 @@ LAYERS = [
     "loader.grain_shuffle",
     "loader.packing",
     "loader.packed_rows",
+    "loader.mixing",
     "loader.sources",
     "loader.order",
     "loader.plan",
