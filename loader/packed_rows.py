@@ -110,9 +110,13 @@ def fill_rows(
         out[real] = tokens
         packed[name] = out
     segment = np.arange(1, pieces.size + 1) - np.repeat(np.cumsum(counts) - counts, counts)
+    shift = start - (ends - length)  # from a token's place among all to its place in its record
     for name, values in (
-        (SEGMENT_IDS, np.repeat(segment, length)),
-        (POSITIONS, np.arange(ends[-1]) - np.repeat(ends - length - start, length)),
+        (SEGMENT_IDS, np.repeat(segment.astype(np.int32), length)),
+        (
+            POSITIONS,
+            np.arange(ends[-1], dtype=np.int32) + np.repeat(shift.astype(np.int32), length),
+        ),
     ):
         packed[name] = np.zeros(real.shape, np.int32)
         packed[name][real] = values
