@@ -2,7 +2,7 @@
 
 Positions come in blocks of 1000. Weights are turned into shares of a block, in 1024ths: a
 component with share 1024 * a + f has `a` fixed places in every block, and in f of 1024 blocks one
-more, a free place. Fixed and free places are the same in all blocks; the seed says which they are.
+more, a free place. Fixed and free places are the same in all blocks, spread by the seed.
 
 The free places of a block are handed out along a line, on which every component has a stretch as
 long as its f. In block b the r-th free place goes to the stretch that covers point 1024 * r + u,
@@ -17,10 +17,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from loader.permutation import Int64s, hashed, permute, round_keys
+from loader.permutation import Int64s, hashed
 
 BLOCK = 1000
 CYCLE = 1024
+_JITTER_BITS = 20
 
 
 def shares(weights: dict[str, Fraction]) -> dict[str, int]:
@@ -49,11 +50,9 @@ class Mixing:
     @classmethod
     def of(cls, parts: list[int], seed: int) -> "Mixing":
         fixed, stretch = np.divmod(np.array(parts, np.int64), CYCLE)
-        owners = np.append(
-            np.repeat(np.arange(len(parts)), fixed), np.full(BLOCK - fixed.sum(), -1)
-        )
-        keys = round_keys(seed, "mixture places", np.zeros(1, np.int64))
-        owners = owners[permute(np.arange(BLOCK, dtype=np.uint64), BLOCK, keys)]
+        free_places = BLOCK - int(fixed.sum())
+        owners = _spread(np.append(fixed, free_places), seed)
+        owners[owners == len(parts)] = -1
         own = owners == np.arange(len(parts))[:, None]
         free = owners < 0
         return cls(
@@ -92,6 +91,19 @@ class Mixing:
             + self.fixed_before[components, place]
             + (has_one & before_it)
         )
+
+
+def _spread(counts: Int64s, seed: int) -> Int64s:
+    """Each number as often as it counts, spread over the block: the seed moves each a little.
+
+    The j-th of n stands somewhere in the j-th of n equal parts of the block, so that short runs,
+    such as a batch, are mixed much as the whole is.
+    """
+    numbers = np.repeat(np.arange(len(counts)), counts)
+    which = np.arange(numbers.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = hashed(seed, "mixture places", np.arange(numbers.size), 1 << _JITTER_BITS)
+    key = (((which << _JITTER_BITS) + within) << _JITTER_BITS) // counts[numbers]
+    return numbers[np.argsort(key, kind="stable")]
 
 
 def _covered(count: Int64s, stretch: Int64s) -> Int64s:

@@ -76,7 +76,8 @@ def token_counts(name: str, leaf: np.ndarray) -> Int64s:
 def padding_of(name: str, dtype: Any, pad_value: Any) -> Any:
     """The value behind the tokens of a row, which must be one of the leaf's dtype."""
     try:
-        value = np.array(pad_value).astype(dtype)
+        with np.errstate(invalid="ignore"):  # NaN as an integer, which is refused below
+            value = np.array(pad_value).astype(dtype)
     except (ValueError, TypeError):
         value = None
     if value is None or value.ndim or not (value == pad_value or value != value):

@@ -120,8 +120,8 @@ def checked_settings(row_length: Any, seed: Any, fit: Any, long: Any) -> tuple[i
             raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
     for name, value, least in (("row_length", row_length, 1), ("seed", seed, None)):
         whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if not whole or (least is not None and operator.index(value) < least):
-            wanted = "an integer" if least is None else f"an integer of at least {least}"
+        if not whole or (least is not None and not least <= operator.index(value) < 2**31):
+            wanted = "an integer" if least is None else f"an integer from {least} to 2**31 - 1"
             raise ValueError(f"{name} must be {wanted}, got {value!r}")
     return operator.index(row_length), operator.index(seed)
 

@@ -74,6 +74,18 @@ def test_every_window_of_1000_has_each_component_to_within_one_record(weights: l
         np.testing.assert_array_equal(own[is_it], np.arange(counts[-1]))
 
 
+@pytest.mark.parametrize("weights", [[5, 3, 2], [1, 1, 1, 1], [90, 9, 1]])
+def test_a_batch_is_mixed_much_as_the_whole_is(weights: list[int]):
+    parts = shares({str(i): Fraction(weight) for i, weight in enumerate(weights)})
+    for seed in range(5):
+        components = Mixing.of(list(parts.values()), seed).components(np.arange(5000))
+        for number, weight in enumerate(weights):
+            counts = np.append(0, np.cumsum(components == number))
+            windows = counts[100:] - counts[:-100]
+            assert np.abs(windows - 100 * weight / sum(weights)).max() <= 4
+            assert len(set(np.diff(np.flatnonzero(components == number)))) > 1  # not regular
+
+
 def test_positions_far_away_go_on_as_the_near_ones_do():
     mixing = Mixing.of(list(shares({"a": Fraction(1), "b": Fraction(10, 7)}).values()), seed=1)
     near = np.arange(5000)
@@ -139,7 +151,7 @@ def test_another_process_mixes_the_same():
         check=True,
     ).stdout
     # Written down: a mixture that changes is a change in the order of data.
-    assert printed == "9c1ea4ca6a503be37c5abb600e8f66438cfe7668ddc8c7279bdf33dcd72db7ff\n"
+    assert printed == "4f021df944577d0472c6a6089d86a01aac3995d3eeff2db7e8be38993d08adec\n"
 
 
 class Known:

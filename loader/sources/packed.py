@@ -129,5 +129,6 @@ def refuse_by_epoch(source: Any) -> None:
     if getattr(source, "by_epoch", False):
         raise ValueError(
             f"{source!r} may give other records in each epoch, and lengths hold for one: give the "
-            "source that it is made from, or list(...) of it if it fits in memory"
+            "source that it is made from, or list(...) of it if it fits in memory; pack the "
+            "components of a Mixture, and mix what is packed"
         )
