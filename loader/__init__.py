@@ -2,6 +2,7 @@
 
 from loader.batchers import BatcherModule as BatcherModule
 from loader.batchers import DefaultBatcher as DefaultBatcher
+from loader.batchers import PackBatcher as PackBatcher
 from loader.batchers import PadBatcher as PadBatcher
 from loader.data_loader import DataLoader as DataLoader
 from loader.data_loader import Epoch as Epoch
@@ -25,9 +26,12 @@ from loader.sharder import SharderModuleConfig as SharderModuleConfig
 from loader.sources import ArrayRecordSource as ArrayRecordSource
 from loader.sources import ArraySource as ArraySource
 from loader.sources import GrainSource as GrainSource
+from loader.sources import Mixture as Mixture
 from loader.sources import Msgpack as Msgpack
+from loader.sources import Packed as Packed
 from loader.sources import RawArrays as RawArrays
 from loader.sources import Source as Source
+from loader.sources import index_lengths as index_lengths
 from loader.structural import StructuralConfig as StructuralConfig
 from loader.structural import StructuralModule as StructuralModule
 from loader.transform import RowError as RowError

@@ -31,6 +31,9 @@ class BatcherModule(StructuralModule):
     #: Whether `collate` fills rows that are not valid. One that does not needs remainder="drop".
     pads: ClassVar[bool] = True
 
+    #: What to give a DataLoader instead, where a batch of records does not make exactly one batch.
+    instead_in_a_loader: ClassVar[str | None] = None
+
     def __init__(
         self,
         config: StructuralConfig | None = None,

@@ -9,8 +9,9 @@ and saves the looking.
 
 It may know `record_spec()` without reading, and `fingerprint()`, a dict of a few values that tell
 its data from other data. `by_epoch = True` says that a record changes from epoch to epoch; it is
-then asked for as `epoch * len + record`. `locate(record)` says in words where a record comes from,
-for messages.
+then asked for as `epoch * len + record`. `locate(record)`, asked the same way, says in words where
+a record comes from, for messages. A source made of other sources may offer, in place of `gather`,
+`read_rows(indices, ragged=...)`, which gives what the function here gives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,8 @@ def read_rows(
     arrays of different lengths become a ragged leaf, else they are refused.
     """
     count = len(indices)
+    if hasattr(source, "read_rows"):
+        return source.read_rows(indices, ragged=ragged)
     if hasattr(source, "gather"):
         rows = source.gather(indices)
         if getattr(source, "fresh_rows", False):
@@ -93,9 +96,8 @@ class Located(Sequence[str]):
 
 def locate(source: Any, record: int) -> str:
     """A record in words: its number, and where the source says it comes from."""
-    if getattr(source, "by_epoch", False):
-        record %= len(source)
-    return f"{record} ({source.locate(record)})" if hasattr(source, "locate") else str(record)
+    number = record % len(source) if getattr(source, "by_epoch", False) else record
+    return f"{number} ({source.locate(record)})" if hasattr(source, "locate") else str(number)
 
 
 def _owned(leaf: Any) -> Any:
@@ -195,7 +197,7 @@ def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any
     parts = min(length, _SAMPLED_RECORDS) - 1
     spread = [(length - 1) * part // max(parts, 1) for part in range(parts + 1)]
     indices = np.unique(np.array([*spread, *extra], np.int64))
-    rows, there = read_rows(source, indices)
+    rows, there = read_rows(source, indices, ragged=True)
     return {
         "length": length,
         "spec": record_spec(source),
