@@ -97,7 +97,11 @@ class HostWork:
             indices = indices + positions // self.plan.num_records * self.plan.num_records
         read = None
         if indices.size:
-            read, there = read_rows(self.source, indices, ragged=bool(self.stages))
+            try:
+                read, there = read_rows(self.source, indices, ragged=bool(self.stages))
+            except Exception as error:
+                error.add_note(f"(while reading records {indices.tolist()} for batch {step})")
+                raise
             if there is not None:
                 self._refuse_gaps(there)
                 valid[valid] = there

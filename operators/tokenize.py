@@ -38,11 +38,16 @@ class ByteTokenizer:
     vocab_size = 259
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        first, last = ([1] if self.bos else []), ([2] if self.eos else [])
-        plain = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3 for text in texts]
-        if not (first or last):
-            return plain
-        return [np.concatenate([first, tokens, last], dtype=np.int32) for tokens in plain]
+        encoded = []
+        for text in texts:
+            data = np.frombuffer(text.encode(), np.uint8)
+            tokens = np.empty(self.bos + len(data) + self.eos, np.int32)
+            tokens[self.bos : self.bos + len(data)] = data
+            tokens += 3
+            tokens[: self.bos] = 1
+            tokens[self.bos + len(data) :] = 2
+            encoded.append(tokens)
+        return encoded
 
     def decode(self, tokens: Any) -> str:
         """The text of some tokens; padding, begin and end are passed over."""

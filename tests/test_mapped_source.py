@@ -1,14 +1,23 @@
 """A source seen through operators."""
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loader import DataLoader, Filter, Mapped, Shuffle, Threads
+from loader import DataLoader, Filter, Mapped, Packed, Shuffle, Threads, index_lengths
 from loader.testing import assert_covers_each_record_once, assert_resumes_exactly, assert_same_batch
-from operators import CenterCrop, Map, Pad, RandomFlip, Tokenize
+from operators import (
+    ByteTokenizer,
+    CenterCrop,
+    Map,
+    Pad,
+    RandomFlip,
+    ShiftTargets,
+    Tokenize,
+)
 from tests.test_operators import COUNT, Records
 
 
@@ -35,6 +44,35 @@ def test_mapped_records_are_those_that_the_loader_would_make():
     assert Mapped(Records(), [Tokenize()])[3]["tokens"].tolist()[:2] == [117, 104]
     again = pickle.loads(pickle.dumps(Mapped(Records(), operators())))
     assert np.array_equal(again[4]["image"], Mapped(Records(), operators())[4]["image"])
+
+
+def test_texts_are_tokenised_indexed_packed_and_shifted(tmp_path: Path):
+    texts = [f"line {n} " + "wörd " * (n * 7 % 23) for n in range(200)]
+    source = Mapped([{"text": text} for text in texts], [Tokenize()])
+    lengths = index_lengths(source, cache=tmp_path / "lengths.npy")
+    assert lengths.tolist() == [len(text.encode()) for text in texts]
+
+    def make(**settings: Any) -> DataLoader:
+        packed = Packed(source, lengths, row_length=257, seed=3)
+        settings = {"batch_size": 4, "order": Shuffle(1), **settings}
+        return DataLoader(packed, operators=[ShiftTargets()], **settings)
+
+    assert_resumes_exactly(make)
+    seen = []
+    for batch in make().host_batches():
+        for row in np.flatnonzero(batch["valid_mask"]):
+            segments = batch["segment_ids"][row]
+            for segment in range(1, segments.max() + 1):
+                own = segments == segment
+                counted = own & batch["loss_mask"][row]
+                tokens = [*batch["tokens"][row][own][:1], *batch["targets"][row][counted]]
+                seen.append(ByteTokenizer().decode(tokens))
+    assert sorted(seen) == sorted(texts)
+    other = Mapped(
+        [{"text": text} for text in texts], [Tokenize(tokenizer=ByteTokenizer(eos=True))]
+    )
+    longer = index_lengths(other, cache=tmp_path / "lengths.npy")  # the cache is of other data
+    assert (longer == lengths + 1).all()
 
 
 def test_other_operators_are_other_data():

@@ -32,6 +32,7 @@ from loader.digest import content_key
 from loader.spec import spec_of
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from operators import (
+    ByteTokenizer,
     Cast,
     CenterCrop,
     Choice,
@@ -572,6 +573,9 @@ def test_tokens_are_padded_cropped_and_shifted_with_their_mask():
     tokens = Tokenize()(rows)
     assert [t.tolist() for t in tokens["tokens"]] == [[100, 101], [198, 167]]
     assert "text" not in tokens
+    marked = Tokenize(tokenizer=ByteTokenizer(bos=True, eos=True))(rows)["tokens"]
+    assert [t.tolist() for t in marked] == [[1, 100, 101, 2], [1, 198, 167, 2]]
+    assert ByteTokenizer().decode([1, 198, 167, 2, 0, 0]) == "ä"
     ragged = {"tokens": np.array([None, None], object)}
     ragged["tokens"][:] = [np.array([1, 2, 3]), np.array([4])]
     padded = Pad("tokens", 4)(ragged)
