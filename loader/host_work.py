@@ -90,27 +90,20 @@ class HostWork:
         start, stop = self.plan.span(step)
         wanted = self._all_rows if rows is None else rows
         valid = wanted < stop - start
-        indices, positions = self.records(start, stop), start + wanted[valid]
+        indices = self.records(start, stop)
         if rows is not None:
             indices = indices[rows[valid]]
         if self._by_epoch:
-            indices = indices + positions // self.plan.num_records * self.plan.num_records
-        read = None
-        if indices.size:
-            try:
-                read, there = read_rows(self.source, indices, ragged=bool(self.stages))
-            except Exception as error:
-                error.add_note(f"(while reading records {indices.tolist()} for batch {step})")
-                raise
-            if there is not None:
-                self._refuse_gaps(there)
-                valid[valid] = there
-                indices, positions = indices[there], positions[there]
+            epochs = (start + wanted[valid]) // self.plan.num_records
+            indices = indices + epochs * self.plan.num_records
+        read, indices = self._read(step, indices, valid)
         try:
-            stacked = None if read is None else self._operated(read, positions, valid)
-            batch = self._collate(
-                zero_rows(self.row_spec, 0) if stacked is None else stacked, valid
-            )
+            operated = read
+            if self.stages and read is not None:
+                operated = self._operated(read, start + wanted[valid], valid)
+            if operated is None:
+                operated = zero_rows(self.row_spec, 0)
+            batch = self._collate(operated, valid)
             refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
         except RowError as error:
             record = locate(self.source, int(indices[error.row]))
@@ -120,10 +113,23 @@ class HostWork:
             raise
         return batch if self.microbatches is None else self._split(batch, len(wanted))
 
+    def _read(self, step: int, indices: Int64s, valid: np.ndarray) -> tuple[Any, Int64s]:
+        """The records that are there, stacked, and their indices; None of none. Unsets `valid`."""
+        if not indices.size:
+            return None, indices
+        try:
+            rows, there = read_rows(self.source, indices, ragged=bool(self.stages))
+        except Exception as error:
+            error.add_note(f"(while reading records {indices.tolist()} for batch {step})")
+            raise
+        if there is not None:
+            self._refuse_gaps(there)
+            valid[valid] = there
+            indices = indices[there]
+        return rows, indices
+
     def _operated(self, rows: Any, positions: Int64s, valid: np.ndarray) -> Any:
         """The rows after the host operators; None if a filter has left none. Unsets `valid`."""
-        if not self.stages:
-            return rows
         rows, kept = apply_stages(self.stages, rows, positions)
         if kept is not None:
             left = np.zeros(len(positions), bool)

@@ -789,7 +789,7 @@ def test_a_record_that_an_operator_cannot_take_is_named():
         list(DataLoader(big, batch_size=3, operators=[Cast("x", np.int8)]).host_batches())
 
 
-def test_a_missing_package_is_named_with_the_extra_to_install():
+def test_a_missing_package_is_named_with_the_extra_to_install(tmp_path: Path):
     program = (
         "import sys\n"
         "sys.modules['cv2'] = None\n"
@@ -803,7 +803,7 @@ def test_a_missing_package_is_named_with_the_extra_to_install():
         "        print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert "DecodeImage needs the package cv2" in done.stdout
     assert "pip install 'gristmill[images]'" in done.stdout
