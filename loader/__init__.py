@@ -25,6 +25,7 @@ from loader.sources import GrainSource as GrainSource
 from loader.sources import Msgpack as Msgpack
 from loader.sources import RawArrays as RawArrays
 from loader.sources import Source as Source
+from loader.sources import TensorStoreSource as TensorStoreSource
 from loader.structural import StructuralConfig as StructuralConfig
 from loader.structural import StructuralModule as StructuralModule
 from loader.workers import Threads as Threads

@@ -7,3 +7,4 @@ from loader.sources.arrays import ArraySource as ArraySource
 from loader.sources.coerce import as_source as as_source
 from loader.sources.grain_source import GrainSource as GrainSource
 from loader.sources.source import Source as Source
+from loader.sources.tensorstore_source import TensorStoreSource as TensorStoreSource
