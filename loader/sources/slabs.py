@@ -40,6 +40,7 @@ class _Place:
     slot: int
     ready: Future[None] = dataclasses.field(default_factory=Future)
     users: int = 0
+    filled: bool = False  # as `ready` says, but without its lock
 
 
 class Slabs:
@@ -74,7 +75,7 @@ class Slabs:
         try:
             self._fill(missing)
             for slab, place in zip(slabs, places, strict=True):
-                if (error := place.ready.exception()) is not None:
+                if not place.filled and (error := place.ready.exception()) is not None:
                     raise SlabError(slab) from error
             yield [place.slot for place in places]
         finally:
@@ -83,16 +84,10 @@ class Slabs:
                     self._leave(slab, place)
                 self._changed.notify_all()
 
-    def issue(self, read: Callable[[], Any]) -> Any:
-        """The future of a read, begun when there is room for one more."""
-        self._permits.acquire()
-        try:
-            future = read()
-        except BaseException:
-            self._permits.release()
-            raise
-        future.add_done_callback(lambda _: self._permits.release())
-        return future
+    def read_past(self, read: Callable[[], Any]) -> Any:
+        """What a read gives that is not of a slab, but counts as one under way."""
+        with self._permits:
+            return read().result()
 
     def _room_for(self, slabs: Sequence[Slab]) -> bool:
         wanted = [0] * len(self._buffers)
@@ -142,15 +137,22 @@ class Slabs:
         ahead: deque[tuple[Slab, _Place, Any]] = deque()
         try:
             for slab, place in missing:
-                ahead.append((slab, place, self.issue(lambda slab=slab: self._read(slab))))
-                if len(ahead) == self._reads_in_flight:
+                # A thread waits for others only while it has no read of its own to finish.
+                while not self._permits.acquire(blocking=not ahead):
                     self._arrived(*ahead.popleft())
+                try:
+                    ahead.append((slab, place, self._read(slab)))
+                except BaseException:
+                    self._permits.release()
+                    raise
             while ahead:
                 self._arrived(*ahead.popleft())
         except BaseException as error:  # not of one read: others may wait for any of these slabs
             for slab, place in missing:
                 if not place.ready.done():
                     self._failed(slab, place, error)
+            for _ in ahead:
+                self._permits.release()
             raise
 
     def _arrived(self, slab: Slab, place: _Place, future: Any) -> None:
@@ -160,7 +162,10 @@ class Slabs:
             self._failed(slab, place, error)
         else:
             self._buffers[slab.leaf][place.slot, : len(rows)] = rows
+            place.filled = True
             place.ready.set_result(None)
+        finally:
+            self._permits.release()
 
     def _failed(self, slab: Slab, place: _Place, error: BaseException) -> None:
         with self._changed:

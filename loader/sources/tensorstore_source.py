@@ -170,7 +170,7 @@ class TensorStoreSource:
     def _read_rows(self, leaf: int, indices: Int64s) -> np.ndarray:
         """Just these rows, past the slabs."""
         try:
-            return self._slabs.issue(lambda: self._stores[leaf][indices].read()).result()
+            return self._slabs.read_past(lambda: self._stores[leaf][indices].read())
         except (ValueError, NotImplementedError) as error:
             raise self._unreadable(leaf, indices.min(), indices.max(), error) from error
 
