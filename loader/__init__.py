@@ -26,6 +26,8 @@ from loader.sources import Msgpack as Msgpack
 from loader.sources import RawArrays as RawArrays
 from loader.sources import Source as Source
 from loader.sources import TensorStoreSource as TensorStoreSource
+from loader.sources import TextLinesSource as TextLinesSource
+from loader.sources import TokenWindows as TokenWindows
 from loader.structural import StructuralConfig as StructuralConfig
 from loader.structural import StructuralModule as StructuralModule
 from loader.workers import Threads as Threads

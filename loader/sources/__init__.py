@@ -8,3 +8,5 @@ from loader.sources.coerce import as_source as as_source
 from loader.sources.grain_source import GrainSource as GrainSource
 from loader.sources.source import Source as Source
 from loader.sources.tensorstore_source import TensorStoreSource as TensorStoreSource
+from loader.sources.text_lines import TextLinesSource as TextLinesSource
+from loader.sources.token_windows import TokenWindows as TokenWindows
