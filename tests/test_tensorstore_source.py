@@ -16,6 +16,7 @@ import pytest
 import tensorstore as ts
 
 from loader import BlockShuffle, DataLoader, TensorStoreSource
+from loader.sources.slabs import Slab, Slabs
 from loader.testing import assert_covers_each_record_once
 from tests.data import unlike_records
 from tests.source_checks import assert_is_a_source_of
@@ -198,28 +199,43 @@ def test_the_room_is_shared_by_arrays_of_unlike_chunks(tmp_path: Path):
         assert source.block_size == 4  # an array in one chunk needs no blocks
 
 
-def test_as_many_reads_as_allowed_are_in_flight_and_no_more(tmp_path: Path):
-    path = write_records(tmp_path, 96)["id"]
-    at_once, now, most, lock = 3, 0, 0, threading.Lock()
-    full = threading.Barrier(at_once, timeout=60)
+def test_as_many_reads_as_allowed_are_in_flight(tmp_path: Path):
+    path = write_records(tmp_path, 48)["id"]
+    full = threading.Barrier(3, timeout=60)  # passes only when so many are asked for at once
+    with served(tmp_path, lambda _: full.wait()) as url:
+        source = TensorStoreSource(f"{url}/{Path(path).name}", reads_in_flight=3)
+        np.testing.assert_array_equal(source.gather(np.arange(48)), np.arange(48))
 
-    def on_chunk(_: str) -> None:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-        if not from_threads:
-            full.wait()  # passes only when so many chunks are asked for at once
-        with lock:
-            now -= 1
 
-    with served(tmp_path, on_chunk) as url, ThreadPoolExecutor(2) as pool:
-        for from_threads in (False, True):
-            source = TensorStoreSource(f"{url}/{Path(path).name}", reads_in_flight=at_once)
-            halves = [np.arange(48), np.arange(48, 96)]
-            rows = list((pool.map if from_threads else map)(source.gather, halves))
-            np.testing.assert_array_equal(np.concatenate(rows), np.arange(96))
-    assert (now, most) == (0, at_once)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_more_reads_than_allowed_are_in_flight(threads: int):
+    now, most, lock = 0, 0, threading.Lock()
+
+    class Read:
+        """Is in flight until it is waited for."""
+
+        def __init__(self, slab: Slab) -> None:
+            nonlocal now, most
+            self.slab = slab
+            with lock:
+                now += 1
+                most = max(most, now)
+
+        def result(self) -> np.ndarray:
+            nonlocal now
+            with lock:
+                now -= 1
+            return np.full(2, self.slab.number)
+
+    slabs = Slabs(Read, [np.zeros((60, 2))], reads_in_flight=3)
+
+    def hold(first: int) -> None:
+        with slabs.hold([Slab(0, number) for number in range(first, first + 20)]) as slots:
+            np.testing.assert_array_equal(slabs._buffers[0][slots, 0], range(first, first + 20))
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(hold, (0, 20, 40)))
+    assert (now, most) == (0, 3)
 
 
 def test_threads_that_want_the_same_chunk_read_it_once(tmp_path: Path):
