@@ -1,9 +1,11 @@
 import contextlib
 import functools
+import gc
 import http.server
 import multiprocessing
 import pickle
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -338,6 +340,18 @@ def test_the_fingerprint_is_of_the_data_not_of_place_chunks_or_process(tmp_path:
 
 def write_arrays(folder: Path) -> dict[str, str]:
     return {"id": str(folder / "id.zarr"), "x": str(folder / "x.zarr")}
+
+
+def test_memory_is_given_back_with_the_source(tmp_path: Path):
+    source = TensorStoreSource(write_records(tmp_path))
+    source.gather(np.arange(COUNT))
+    buffer = weakref.ref(source._buffers[0])
+    gc.disable()
+    try:
+        del source
+        assert buffer() is None
+    finally:
+        gc.enable()
 
 
 def test_a_source_says_what_it_reads(tmp_path: Path):

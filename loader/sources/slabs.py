@@ -54,7 +54,6 @@ class Slabs:
     ) -> None:
         self._read = read
         self._buffers = buffers
-        self._reads_in_flight = reads_in_flight
         self._permits = threading.Semaphore(reads_in_flight)
         self._changed = threading.Condition()
         # For each array, the latest used at the end.

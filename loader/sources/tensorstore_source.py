@@ -8,6 +8,7 @@ With an order that uses up a chunk before it goes on, each is read once:
     order = BlockShuffle(seed=0, block_size=source.block_size, window=16)
 """
 
+import functools
 import math
 import operator
 import os
@@ -78,7 +79,9 @@ class TensorStoreSource:
             np.empty((count, deep, *store.shape[1:]), store.dtype.numpy_dtype)
             for count, deep, store in zip(slots, self._slab_rows, self._stores, strict=True)
         ]
-        self._slabs = Slabs(self._read_slab, self._buffers, reads_in_flight)
+        # Not a method: the buffers are given back with the last reference to the source.
+        read = functools.partial(_read_slab, self._stores, self._slab_rows, self._length)
+        self._slabs = Slabs(read, self._buffers, reads_in_flight)
 
     def _common_length(self) -> int:
         lengths = {}
@@ -162,11 +165,6 @@ class TensorStoreSource:
             for leaf in zip(*halves, strict=True)
         ]
 
-    def _read_slab(self, slab: Slab) -> Any:
-        first = slab.number * self._slab_rows[slab.leaf]
-        stop = min(first + self._slab_rows[slab.leaf], self._length)
-        return self._stores[slab.leaf][first:stop].read()
-
     def _read_rows(self, leaf: int, indices: Int64s) -> np.ndarray:
         """Just these rows, past the slabs."""
         try:
@@ -204,6 +202,11 @@ class TensorStoreSource:
 
     def __repr__(self) -> str:
         return f"TensorStoreSource({', '.join(self.paths)}: {self._length} records)"
+
+
+def _read_slab(stores: list[ts.TensorStore], slab_rows: list[int], length: int, slab: Slab) -> Any:
+    first = slab.number * slab_rows[slab.leaf]
+    return stores[slab.leaf][first : min(first + slab_rows[slab.leaf], length)].read()
 
 
 def _slab_rows(store: ts.TensorStore) -> int:
