@@ -31,6 +31,9 @@ from loader.sources import Msgpack as Msgpack
 from loader.sources import Packed as Packed
 from loader.sources import RawArrays as RawArrays
 from loader.sources import Source as Source
+from loader.sources import TensorStoreSource as TensorStoreSource
+from loader.sources import TextLinesSource as TextLinesSource
+from loader.sources import TokenWindows as TokenWindows
 from loader.sources import index_lengths as index_lengths
 from loader.structural import StructuralConfig as StructuralConfig
 from loader.structural import StructuralModule as StructuralModule

@@ -10,3 +10,6 @@ from loader.sources.lengths import index_lengths as index_lengths
 from loader.sources.mixture import Mixture as Mixture
 from loader.sources.packed import Packed as Packed
 from loader.sources.source import Source as Source
+from loader.sources.tensorstore_source import TensorStoreSource as TensorStoreSource
+from loader.sources.text_lines import TextLinesSource as TextLinesSource
+from loader.sources.token_windows import TokenWindows as TokenWindows

@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from flax import serialization
 
 from loader.digest import describe
 from loader.permutation import Int64s
+from loader.sources.paths import Paths, expand
 from loader.sources.source import Located, sampled_fingerprint, stack
 from loader.spec import Spec, named_leaves
 
@@ -108,12 +108,12 @@ class ArrayRecordSource:
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: Paths,
         parse: Callable[[bytes], Any] | None = None,
     ) -> None:
         if isinstance(parse, type):
             raise TypeError(f"parse is the class {parse.__name__}: give an instance of it")
-        self.paths = _expand(paths)
+        self.paths = expand(paths, "ArrayRecord")
         self._parse = parse
         if isinstance(parse, RawArrays):  # only then is it known without reading
             self.record_spec = parse.record_spec
@@ -178,32 +178,6 @@ class ArrayRecordSource:
 
     def __repr__(self) -> str:
         return f"ArrayRecordSource({len(self.paths)} files, {len(self)} records)"
-
-
-def _expand(paths: Any) -> list[str]:
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given:
-        raise ValueError("no paths given: name at least one ArrayRecord file or a glob")
-    found: list[str] = []
-    for path in map(os.fspath, given):
-        if epath.Path(path).is_dir():
-            raise ValueError(f"{path!r} is a folder: name its files, for example '{path}/*'")
-        if epath.Path(path).exists():
-            found.append(path)
-        elif any(character in path for character in "*?["):
-            matches = sorted(os.fspath(match) for match in _glob(path))
-            if not matches:
-                raise FileNotFoundError(f"no file matches {path!r}")
-            found += matches
-        else:
-            raise FileNotFoundError(f"there is no ArrayRecord file {path!r}")
-    return found
-
-
-def _glob(pattern: str) -> list[epath.Path]:
-    parts = epath.Path(pattern).parts
-    plain = list(itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
-    return list(epath.Path(*plain).glob("/".join(parts[len(plain) :])))
 
 
 def _open(paths: list[str]) -> Any:

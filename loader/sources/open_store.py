@@ -1,0 +1,78 @@
+"""Opens an array through TensorStore: from a path, a URL or a spec, with errors that name it."""
+
+import os
+from typing import Any
+
+import tensorstore as ts
+
+_DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr", "attributes.json": "n5"}
+
+
+def is_spec(node: Any) -> bool:
+    """Whether this part of a tree is the TensorStore spec of an array."""
+    return isinstance(node, dict) and "driver" in node
+
+
+def absolute(given: Any) -> Any:
+    """What was given, such that it means the same array in a process that runs elsewhere."""
+    if is_spec(given):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(
+            f"an array is given as a path, a URL or a TensorStore spec with a 'driver', got "
+            f"{type(given).__name__}: arrays in memory are a source as they are"
+        )
+    path = os.fspath(given)
+    return path if "://" in path else os.path.abspath(path)
+
+
+def open_store(given: Any, context: ts.Context | None) -> tuple[str, ts.TensorStore]:
+    """The open array, its domain beginning at 0, and the name that messages give it."""
+    name, spec = _spec(given, context)
+    try:
+        store = ts.open(spec, read=True, open=True, context=context).result()
+    except (ValueError, NotImplementedError) as error:
+        kind = FileNotFoundError if str(error).startswith("NOT_FOUND") else ValueError
+        raise kind(
+            f"cannot open {name} as a TensorStore array (its metadata is missing, damaged, or asks "
+            f"for what this TensorStore lacks): {reason(error)}"
+        ) from error
+    if any(store.domain.origin):
+        store = store[ts.d[:].translate_to[0]]
+    return name, store
+
+
+def reason(error: BaseException | None) -> str:
+    """TensorStore's message, without the spec that it appends."""
+    return str(error).split(" [tensorstore_spec=")[0].split(" [source locations=")[0]
+
+
+def _spec(given: Any, context: ts.Context | None) -> tuple[str, Any]:
+    if is_spec(given):
+        kvstore = given.get("kvstore", {})
+        path = kvstore if isinstance(kvstore, str) else kvstore.get("path")
+        return path or f"<{given['driver']}>", given
+    if "|" in given and "://" in given:  # a TensorStore URL that names its driver
+        return given, given
+    if "://" in given:
+        kvstore: Any = given if given.endswith("/") else f"{given}/"
+    elif not os.path.exists(given):
+        raise FileNotFoundError(f"there is no array {given!r}: check the path")
+    else:
+        kvstore = {"driver": "file", "path": f"{given}/"}
+    return given, {"driver": _driver(given, kvstore, context), "kvstore": kvstore}
+
+
+def _driver(name: str, kvstore: Any, context: ts.Context | None) -> str:
+    try:
+        files = ts.KvStore.open(kvstore, context=context).result()
+        for file, driver in _DRIVERS.items():
+            if files.read(file).result().state == "value":
+                return driver
+    except ValueError as error:
+        raise ValueError(f"cannot read {name}: {reason(error)}") from error
+    raise FileNotFoundError(
+        f"there is no array in {name}: it holds none of {', '.join(_DRIVERS)}. Name the folder of "
+        "one array (of a zarr group, a folder inside it), or give a spec such as "
+        "{'driver': 'zarr3', 'kvstore': ...}"
+    )

@@ -1,0 +1,139 @@
+"""Windows of tokens out of one long row of them, in memory or in a file."""
+
+import operator
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from loader.permutation import Int64s
+from loader.sources.paths import expand_local
+from loader.sources.source import sampled_fingerprint
+from loader.spec import Spec
+
+
+class TokenWindows:
+    """Record i is `{"tokens": tokens[i * stride : i * stride + length]}`.
+
+    `tokens` is a one-dimensional array of integers, or the path of a `.npy` file or of a raw binary
+    file, which is mapped into memory; a raw file needs `dtype`. `stride` is `length` if not given;
+    with less, windows overlap. Tokens at the end that fill no window are left out, and
+    `tokens_left_out` says how many.
+    """
+
+    fresh_rows = True
+
+    def __init__(
+        self, tokens: Any, length: int, stride: int | None = None, *, dtype: Any = None
+    ) -> None:
+        self.window = _count("length", length)
+        self.stride = self.window if stride is None else _count("stride", stride)
+        self.path = _path(tokens) if isinstance(tokens, str | os.PathLike) else None
+        self._dtype = dtype
+        if self.path is not None:
+            self._tokens = _mapped(self.path, dtype)
+        elif dtype is not None:
+            raise ValueError("dtype is for raw files, and the tokens given are an array already")
+        else:
+            self._tokens = np.asarray(tokens)
+        name = self.path or "the array"
+        if self._tokens.ndim != 1 or self._tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"{name} holds {self._tokens.dtype}{list(self._tokens.shape)}: tokens are integers "
+                "in one dimension; give tokens.reshape(-1), or tokens.astype(np.uint16)"
+            )
+        if len(self._tokens) < self.window:
+            raise ValueError(
+                f"{name} holds {len(self._tokens)} tokens, fewer than one window of {self.window}: "
+                "give a shorter length or more tokens"
+            )
+        # A view, not a copy, of every window. It must never meet np.take, which would copy it all.
+        windows = np.lib.stride_tricks.sliding_window_view(self._tokens, self.window)
+        self._windows = windows[:: self.stride]
+
+    @property
+    def tokens_left_out(self) -> int:
+        """The tokens after the last window. Those between windows, if stride > length, are more."""
+        return len(self._tokens) - ((len(self) - 1) * self.stride + self.window)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"tokens": self.gather(np.array([operator.index(index)]))["tokens"][0]}
+
+    def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(
+                f"records {indices.min()} to {indices.max()} of a source of {len(self)}"
+            )
+        return {"tokens": self._windows[indices]}
+
+    def record_spec(self) -> Spec:
+        return {"tokens": jax.ShapeDtypeStruct((self.window,), self._tokens.dtype)}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "tokens": len(self._tokens),
+            "stride": self.stride,
+            **sampled_fingerprint(self),
+        }
+
+    def locate(self, record: int) -> str:
+        first = record * self.stride
+        return f"tokens {first} to {first + self.window - 1} of {self.path or 'the array'}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: a file by its path, to be mapped again."""
+        return {
+            "tokens": self._tokens if self.path is None else self.path,
+            "length": self.window,
+            "stride": self.stride,
+            "dtype": self._dtype,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def __repr__(self) -> str:
+        return (
+            f"TokenWindows({self.path or 'array'}: {len(self)} windows of {self.window}, stride "
+            f"{self.stride}, {self.tokens_left_out} tokens left out)"
+        )
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"TokenWindows: {name} must be an integer of at least 1, got {value!r}")
+    return int(value)
+
+
+def _path(tokens: Any) -> str:
+    paths = expand_local(tokens, "token")
+    if len(paths) > 1:
+        raise ValueError(f"{os.fspath(tokens)!r} names {len(paths)} files: TokenWindows takes one")
+    return paths[0]
+
+
+def _mapped(path: str, dtype: Any) -> np.ndarray:
+    if path.endswith(".npy"):
+        if dtype is not None:
+            raise ValueError(f"dtype is for raw files, and {path} says of itself what it holds")
+        try:
+            # As a plain ndarray: the map stays underneath, without its slower subclass.
+            return np.asarray(np.load(path, mmap_mode="r"))
+        except (ValueError, EOFError, OSError) as error:
+            raise ValueError(f"{path} is not a whole .npy file of numbers: {error}") from error
+    if dtype is None:
+        raise ValueError(
+            f"{path} is a raw file, which does not say what it holds: give dtype=np.uint16, or "
+            "what it was written as"
+        )
+    size, item = os.path.getsize(path), np.dtype(dtype).itemsize
+    if size % item:
+        raise ValueError(
+            f"{path} has {size} bytes, no multiple of the {item} of a {np.dtype(dtype)}: it was "
+            "written with another dtype, or cut off"
+        )
+    return np.asarray(np.memmap(path, dtype, mode="r")) if size else np.empty(0, dtype)
