@@ -4,6 +4,8 @@ A row draws the same numbers whatever the batch it stands in, the process that h
 was drawn before. They are float32 in [0, 1), made on the host, and handed to host and device alike.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,9 +22,11 @@ def draw(key: str, positions: Int64s, count: int) -> Uniforms:
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
-def below(uniforms: npt.NDArray[np.float32], limit: int) -> Int64s:
-    """Integers in [0, limit), on the host or in jit: both round a float32 product alike."""
-    return (uniforms * np.float32(limit)).astype(np.int32).clip(0, limit - 1)
+def below(uniforms: Any, limits: Any) -> Any:
+    """Integers in [0, limit) for each number, on the host or in jit: both round alike."""
+    limits = np.asarray(limits)
+    product = uniforms * limits.astype(np.float32)  # which may be rounded up to the limit itself
+    return product.astype(np.int32).clip(max=limits - 1)
 
 
 def generator(uniforms: npt.NDArray[np.float32]) -> np.random.Generator:

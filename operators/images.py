@@ -16,10 +16,11 @@ import numpy as np
 
 from loader.draws import below
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec, is_ragged
+from loader.spec import Spec, is_ragged, ragged_leaf
 from loader.transform import RowError, is_jax, namespace, rounded
 from operators.decode import two_sizes
 from operators.leaves import get, names_of, put
+from operators.optional import installed
 
 _BOTH = ("host", "device")
 
@@ -148,48 +149,49 @@ class _Crop:
     padding: int = 0
     sides = _BOTH
 
-    def corner(self, draws: Any, room: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The first row and column of the window, with so much room on top of its size."""
+    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
+        """The first row and column of each window; it has so much room to move (rows, 2)."""
         raise NotImplementedError
 
     def cropped(self, rows: Any, draws: Any) -> Any:
         for name in self.names:
             leaf = get(rows, name)
+            if self.padding:
+                leaf = self._padded(leaf)
             rows = put(
                 rows, name, (self._on_device if is_jax(leaf) else self._on_host)(leaf, draws)
             )
         return rows
 
+    def _padded(self, leaf: Any) -> Any:
+        width = [(self.padding, self.padding)] * 2 + [(0, 0)]
+        if is_ragged(leaf):
+            return ragged_leaf([np.pad(image, width) for image in leaf])
+        return namespace(leaf).pad(leaf, [(0, 0), *width])
+
     def _on_host(self, images: np.ndarray, draws: Any) -> np.ndarray:
-        first = images[0] if len(images) else np.zeros((*self.size, 3), images.dtype)
+        first = images[0]
         cut = np.empty((len(images), *self.size, first.shape[-1]), first.dtype)
-        (height, width), pad = self.size, self.padding
-        for row, image in enumerate(images):
-            if pad:
-                image = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
-            room = image.shape[0] - height, image.shape[1] - width
-            if min(room) < 0:
-                raise RowError(
-                    row,
-                    f"an image of {image.shape[:2]} is smaller than the crop {self.size}: resize "
-                    "it first",
-                )
-            top, left = self.corner(None if draws is None else draws[row], room)
-            cut[row] = image[top : top + height, left : left + width]
+        rooms = np.array([image.shape[:2] for image in images]) - self.size
+        if rooms.min() < 0:
+            row = int(rooms.min(1).argmin())
+            raise RowError(
+                row,
+                f"an image of {images[row].shape[:2]} is smaller than the crop {self.size}: resize "
+                "it first",
+            )
+        height, width = self.size
+        for row, (top, left) in enumerate(self.corners(draws, rooms).tolist()):
+            cut[row] = images[row][top : top + height, left : left + width]
         return cut
 
     def _on_device(self, images: Any, draws: Any) -> Any:
-        pad = self.padding
-        images = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-        room = images.shape[1] - self.size[0], images.shape[2] - self.size[1]
+        rooms = np.tile(np.array(images.shape[1:3]) - self.size, (len(images), 1))
 
-        def cut(image: Any, own: Any) -> Any:
-            top, left = self.corner(own, room)
-            return jax.lax.dynamic_slice(image, (top, left, 0), (*self.size, image.shape[-1]))
+        def cut(image: Any, corner: Any) -> Any:
+            return jax.lax.dynamic_slice(image, (*corner, 0), (*self.size, image.shape[-1]))
 
-        if draws is None:
-            return jax.vmap(lambda image: cut(image, None))(images)
-        return jax.vmap(cut)(images, draws)
+        return jax.vmap(cut)(images, self.corners(draws, rooms))
 
     def output_spec(self, spec: Spec) -> Spec:
         for name in self.names:
@@ -210,8 +212,8 @@ class _CenterCrop(_Crop):
     def __call__(self, rows: Any) -> Any:
         return self.cropped(rows, None)
 
-    def corner(self, draws: Any, room: tuple[Any, Any]) -> tuple[Any, Any]:
-        return room[0] // 2, room[1] // 2
+    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
+        return rooms // 2
 
 
 class CenterCrop(OperatorModule):
@@ -233,8 +235,8 @@ class _RandomCrop(_Crop):
     def __call__(self, rows: Any, draws: Any) -> Any:
         return self.cropped(rows, draws)
 
-    def corner(self, draws: Any, room: tuple[Any, Any]) -> tuple[Any, Any]:
-        return below(draws[0], room[0] + 1), below(draws[1], room[1] + 1)
+    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
+        return below(draws, rooms + 1)
 
 
 class RandomCrop(OperatorModule):
@@ -270,14 +272,12 @@ class _Flip:
             leaf = get(rows, name)
             if is_jax(leaf):
                 flipped = jnp.where(flip[:, None, None, None], jnp.flip(leaf, self.axis), leaf)
+            elif is_ragged(leaf):
+                flipped = ragged_leaf([np.empty_like(image) for image in leaf])
+                _flip_into(flipped, leaf, flip, self.axis)
             else:
-                flipped = np.empty_like(leaf)
-                backwards = np.arange(leaf.shape[self.axis])[::-1]
-                for row, turned in enumerate(flip):
-                    if turned:  # twice as fast as a copy of the flipped view
-                        leaf[row].take(backwards, self.axis - 1, out=flipped[row], mode="clip")
-                    else:
-                        flipped[row] = leaf[row]
+                flipped = np.empty_like(leaf, order="C")
+                _flip_into(flipped, leaf, flip, self.axis)
             rows = put(rows, name, flipped)
         return rows
 
@@ -285,6 +285,20 @@ class _Flip:
         for name in self.names:
             image_spec(spec, name)
         return spec
+
+
+def _flip_into(out: np.ndarray, images: np.ndarray, flip: np.ndarray, axis: int) -> None:
+    cv2 = installed("cv2")
+    for row, turned in enumerate(flip):
+        image, into = images[row], out[row]
+        if not turned:
+            into[...] = image
+        elif axis == 1:
+            into[...] = image[::-1]
+        elif cv2 is not None and image.dtype == np.uint8 and image.shape[-1] <= 4:
+            cv2.flip(np.ascontiguousarray(image), 1, dst=into)  # ten times as fast as numpy
+        else:
+            into[...] = image[:, ::-1]
 
 
 class RandomFlip(OperatorModule):

@@ -5,6 +5,14 @@ import importlib
 from typing import Any
 
 
+def installed(module: str) -> Any:
+    """The module, or None."""
+    try:
+        return optional(module, "", "")
+    except ImportError:
+        return None
+
+
 @functools.cache
 def optional(module: str, user: str, extra: str) -> Any:
     """The module; if it is not installed, an error that says how to get it."""

@@ -143,6 +143,7 @@ HOST: dict[str, Make] = {
     "CenterCrop": lambda: [CenterCrop("image", (5, 6))],
     "RandomCrop": lambda: [RandomCrop("image", (5, 6), padding=1, seed=2)],
     "RandomFlip": lambda: [RandomFlip("image", seed=3)],
+    "RandomFlip of floats": lambda: [Cast("image", np.float32), RandomFlip("image", seed=3)],
     "RandomFlip, vertical": lambda: [RandomFlip("image", direction="vertical", seed=3)],
     "Normalize": lambda: [Normalize("image", mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0])],
     "Pad": lambda: [Pad("tokens", 15, value=-1)],
@@ -161,6 +162,11 @@ HOST: dict[str, Make] = {
 HOST_ONLY: dict[str, Make] = {
     "DecodeImage and Resize": lambda: [DecodeImage("png"), Resize("png", (6, 7))],
     "DecodeImage and RandomCrop": lambda: [DecodeImage("png"), RandomCrop("png", 6, seed=1)],
+    "DecodeImage and RandomFlip": lambda: [
+        DecodeImage("png"),
+        RandomFlip("png", seed=1),
+        CenterCrop("png", 6),
+    ],
     "DecodeImage, grey": lambda: [DecodeImage("png", channels=1), CenterCrop("png", 4)],
     "Tokenize": lambda: [Tokenize(into="ids"), Crop("ids", 10), Pad("ids", 10)],
     "Tokenize, random crop": lambda: [
@@ -566,6 +572,19 @@ def test_crops_are_windows_of_the_image_and_every_window_comes():
     assert np.array_equal(middle, images[:, 1:3, 1:4])
     pair = RandomCrop(["x", "y"], 2, seed=1)({"x": images, "y": images + 1})
     assert np.array_equal(pair["x"] + 1, pair["y"])
+
+
+def test_a_flip_mirrors_each_image_or_leaves_it():
+    for dtype, channels in ((np.uint8, 3), (np.float32, 3), (np.uint8, 7), (np.int64, 1)):
+        images = np.random.default_rng(0).integers(0, 99, (40, 5, 6, channels)).astype(dtype)
+        directions: list[tuple[Any, int]] = [("horizontal", 2), ("vertical", 1)]
+        for direction, axis in directions:
+            rows = {"x": images.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)}  # strided
+            flipped = RandomFlip("x", direction=direction, seed=0)(rows)["x"]
+            kept = (flipped == images).all((1, 2, 3))
+            mirrored = (flipped == np.flip(images, axis)).all((1, 2, 3))
+            assert (kept != mirrored).all()
+            assert 8 < kept.sum() < 32
 
 
 def test_tokens_are_padded_cropped_and_shifted_with_their_mask():
