@@ -12,8 +12,12 @@ attributes these are looked at, all of them optional:
 - `output_spec(record_spec)`: what a record looks like afterwards; or `declared`, that spec itself.
   Where neither says, it is tried on a row of zeros.
 - `sides`: where it can run, of "host" (numpy) and "device" (JAX, in jit).
+- `row_wise = True`: a row, and the kind of leaf it comes in, do not depend on the other rows.
+- `rows_at_once`: of a row-wise transform whose results are large. On the host it and the row-wise
+  ones behind it are applied to so many rows at a time, so that memory stays small and warm.
 
-On the host a transform sees only rows that are there, never padding.
+On the host a transform sees only rows that are there, never padding. It may write into the arrays
+it is given, which were made for this batch, but not into the arrays that make up a ragged leaf.
 """
 
 import dataclasses
@@ -109,14 +113,18 @@ def apply_stages(
     With `keep_all`, filters are passed over.
     """
     kept = None
-    for stage in stages:
+    for group in _groups(stages):
+        stage = group[0]
         if filters(stage.transform) and keep_all:
             continue
         try:
-            result = call(stage.transform, rows, stage.draw(positions))
+            if len(group) > 1:
+                rows = _by_few_rows(group, rows, positions)
+                continue
+            result = _called(stage, rows, stage.draw(positions))
         except RowError as error:
             row = error.row if kept is None else int(kept[error.row])
-            raise RowError(row, f"{stage.name}: {error}") from error.__cause__
+            raise RowError(row, str(error)) from error.__cause__
         if filters(stage.transform):
             keep = _checked_mask(stage, result, len(positions))
             if not keep.all():
@@ -128,6 +136,50 @@ def apply_stages(
         else:
             rows = _checked_rows(stage, result, len(positions))
     return rows, kept
+
+
+def _called(stage: Stage, rows: Any, draws: Uniforms | None) -> Any:
+    try:
+        return call(stage.transform, rows, draws)
+    except RowError as error:
+        raise RowError(error.row, f"{stage.name}: {error}") from error.__cause__
+
+
+def _groups(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """The stages one by one, but for those that are applied to a few rows at a time together."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        few = bool(groups) and hasattr(groups[-1][0].transform, "rows_at_once")
+        if few and getattr(stage.transform, "row_wise", False):
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return groups
+
+
+def _by_few_rows(group: Sequence[Stage], rows: Any, positions: Int64s) -> Any:
+    """The rows after all stages of a group, some rows at a time."""
+    size = group[0].transform.rows_at_once
+    count = len(positions)
+    draws = [stage.draw(positions) for stage in group]
+    whole: list[np.ndarray] = []
+    tree = None
+    for start in range(0, count, size):
+        some = slice(start, start + size)
+        part = jax.tree.map(lambda leaf, some=some: leaf[some], rows)
+        for stage, drawn in zip(group, draws, strict=True):
+            try:
+                part = _called(stage, part, None if drawn is None else drawn[some])
+            except RowError as error:
+                raise RowError(start + error.row, str(error)) from error.__cause__
+            part = _checked_rows(stage, part, min(size, count - start))
+        leaves, tree = jax.tree.flatten(part)
+        if not whole:
+            whole = [np.empty((count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        for into, leaf in zip(whole, leaves, strict=True):
+            into[some] = leaf
+    assert tree is not None, "no rows"
+    return jax.tree.unflatten(tree, whole)
 
 
 def _checked_rows(stage: Stage, rows: Any, count: int) -> Any:

@@ -19,6 +19,8 @@ class _Decode:
     name: str
     channels: int
     size: tuple[int, int] | None
+    row_wise = True
+    rows_at_once = 8  # whole images are large: crop some before the next are decoded
 
     def __call__(self, rows: Any) -> Any:
         cv2 = optional("cv2", "DecodeImage", "images")

@@ -45,6 +45,7 @@ class _Resize:
     size: tuple[int, int]
     method: Literal["linear", "nearest"]
     sides = _BOTH
+    row_wise = True
 
     def __call__(self, rows: Any) -> Any:
         for name in self.names:
@@ -148,6 +149,7 @@ class _Crop:
     size: tuple[int, int]
     padding: int = 0
     sides = _BOTH
+    row_wise = True
 
     def corners(self, draws: Any, rooms: np.ndarray) -> Any:
         """The first row and column of each window; it has so much room to move (rows, 2)."""
@@ -265,6 +267,7 @@ class _Flip:
     probability: float
     draws = 1
     sides = _BOTH
+    row_wise = True
 
     def __call__(self, rows: Any, draws: Any) -> Any:
         flip = draws[:, 0] < np.float32(self.probability)
@@ -273,11 +276,14 @@ class _Flip:
             if is_jax(leaf):
                 flipped = jnp.where(flip[:, None, None, None], jnp.flip(leaf, self.axis), leaf)
             elif is_ragged(leaf):
-                flipped = ragged_leaf([np.empty_like(image) for image in leaf])
-                _flip_into(flipped, leaf, flip, self.axis)
+                flipped = leaf.copy()  # of the references
+                for row in np.flatnonzero(flip):
+                    flipped[row] = _flipped(leaf[row], self.axis)
             else:
-                flipped = np.empty_like(leaf, order="C")
-                _flip_into(flipped, leaf, flip, self.axis)
+                flipped = leaf if leaf.flags.writeable else leaf.copy()
+                for row in np.flatnonzero(flip):
+                    image = flipped[row]
+                    image[...] = _flipped(image, self.axis)
             rows = put(rows, name, flipped)
         return rows
 
@@ -287,18 +293,13 @@ class _Flip:
         return spec
 
 
-def _flip_into(out: np.ndarray, images: np.ndarray, flip: np.ndarray, axis: int) -> None:
+def _flipped(image: np.ndarray, axis: int) -> np.ndarray:
+    """A mirrored copy."""
     cv2 = installed("cv2")
-    for row, turned in enumerate(flip):
-        image, into = images[row], out[row]
-        if not turned:
-            into[...] = image
-        elif axis == 1:
-            into[...] = image[::-1]
-        elif cv2 is not None and image.dtype == np.uint8 and image.shape[-1] <= 4:
-            cv2.flip(np.ascontiguousarray(image), 1, dst=into)  # ten times as fast as numpy
-        else:
-            into[...] = image[:, ::-1]
+    if axis == 2 and cv2 is not None and image.dtype == np.uint8 and image.shape[-1] <= 4:
+        mirrored = cv2.flip(np.ascontiguousarray(image), 1)  # ten times as fast as numpy
+        return mirrored.reshape(image.shape)
+    return np.flip(image, axis - 1).copy()
 
 
 class RandomFlip(OperatorModule):

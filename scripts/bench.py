@@ -9,9 +9,12 @@ is checked before anything is timed.
 """
 
 import argparse
+import functools
 import itertools
 import json
+import multiprocessing
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,8 +22,17 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+import tensorstore
 
-from loader import ArraySource, DataLoader, Sequential, Shuffle, Threads
+from loader import (
+    ArraySource,
+    BlockShuffle,
+    DataLoader,
+    Sequential,
+    Shuffle,
+    TensorStoreSource,
+    Threads,
+)
 from operators import DecodeImage, RandomCrop, RandomFlip
 
 Batches = Iterator[dict[str, Any]]
@@ -91,14 +103,15 @@ def report(workload: str, times: dict[str, tuple[float, float]], batch_size: int
     return rows
 
 
+def _images(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), np.uint8)
+
+
 def memory(quick: bool) -> dict[str, Any]:
     """32x32x3 images with a label, 100 000 of them in memory, shuffled, as host batches."""
     num_records = 100_000
     rng = np.random.default_rng(0)
-    data = {
-        "image": rng.integers(0, 256, (num_records, 32, 32, 3), np.uint8),
-        "label": np.arange(num_records, dtype=np.int32),
-    }
+    data = {"image": _images(num_records), "label": np.arange(num_records, dtype=np.int32)}
     results = {}
     for batch_size in (1024, 256):
 
@@ -160,8 +173,42 @@ class DecodeCropFlip(grain.transforms.RandomMap):
         image: Any = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
         top, left = rng.integers(0, 33, 2)
         image = image[top : top + 224, left : left + 224]
-        image = image[:, ::-1] if rng.random() < 0.5 else image
-        return {"image": np.ascontiguousarray(image), "label": element["label"]}
+        image = cv2.flip(image, 1) if rng.random() < 0.5 else np.ascontiguousarray(image)
+        return {"image": image, "label": element["label"]}
+
+
+def _decode_batches(source: Jpegs, batch_size: int) -> Batches:
+    """Batches in the plainest way: a loop over records, in this thread."""
+    step, rng = DecodeCropFlip(), np.random.default_rng(0)
+    while True:
+        order = rng.permutation(len(source))
+        for start in range(0, len(source), batch_size):
+            rows = [step.random_map(source[i], rng) for i in order[start : start + batch_size]]
+            yield {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def _make_batches_when_told(pipe: Any, source: Jpegs, batch_size: int) -> None:
+    batches = _decode_batches(source, batch_size)
+    while pipe.recv():
+        next(batches)
+        pipe.send(True)
+
+
+def _in_two_processes(source: Jpegs, batch_size: int) -> Iterator[Any]:
+    """The same loop in two processes that hand nothing over: what two cores can do at the most."""
+    context = multiprocessing.get_context("spawn")
+    pipes = []
+    for _ in range(2):
+        here, there = context.Pipe()
+        arguments = (there, source, batch_size)
+        context.Process(target=_make_batches_when_told, args=arguments, daemon=True).start()
+        pipes.append(here)
+    while True:
+        for pipe in pipes:
+            pipe.send(True)
+        for pipe in pipes:
+            pipe.recv()
+            yield None
 
 
 def jpeg(quick: bool) -> dict[str, Any]:
@@ -170,14 +217,6 @@ def jpeg(quick: bool) -> dict[str, Any]:
 
     flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
     batch_size, source = 32, Jpegs(512)
-
-    def one_thread() -> Batches:
-        step, rng = DecodeCropFlip(), np.random.default_rng(0)
-        while True:
-            order = rng.permutation(len(source))
-            for start in range(0, len(source), batch_size):
-                rows = [step.random_map(source[i], rng) for i in order[start : start + batch_size]]
-                yield {key: np.stack([row[key] for row in rows]) for key in rows[0]}
 
     def ours() -> Batches:
         operators = [DecodeImage(), RandomCrop("image", 224, seed=0), RandomFlip("image", seed=0)]
@@ -211,16 +250,77 @@ def jpeg(quick: bool) -> dict[str, Any]:
         return iter(grain_dataset().to_iter_dataset(options).mp_prefetch(workers))
 
     contestants: Contestants = {
-        "one thread, same decoder": one_thread,
+        "one thread, same decoder": functools.partial(_decode_batches, source, batch_size),
         "gristmill, Threads(2)": ours,
         "grain, 2 threads": grain_threads,
         "grain, 2 threads on records": grain_record_threads,
         "grain, 2 processes": grain_processes,
     }
     check_each_record_once(contestants, len(source), batch_size)
-    times = seconds_per_batch(contestants, *((16, 4) if quick else (48, 8)), settle=8)
+    limit = {
+        "that in 2 processes (limit)": functools.partial(_in_two_processes, source, batch_size)
+    }
+    rounds = (16, 4) if quick else (48, 8)
+    times = seconds_per_batch({**contestants, **limit}, *rounds, settle=8)
     title = "jpeg, decode, crop, flip, batch 32"
     return {title: report(title, times, batch_size)}
+
+
+def zarr(quick: bool) -> dict[str, Any]:
+    """3 KB records in zarr3, chunks of 64, batches of 256, as host batches."""
+    num_records, batch_size = 20_000, 256
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: f"{folder}/{name}" for name in ("image", "label")}
+        _write_zarr(paths["image"], _images(num_records), chunk=64)
+        _write_zarr(paths["label"], np.arange(num_records, dtype=np.int32), chunk=num_records)
+        stores = {name: _open_zarr(path) for name, path in paths.items()}
+
+        def read(rows: Any) -> dict[str, Any]:
+            reads = {name: store[rows].read() for name, store in stores.items()}
+            return {name: future.result() for name, future in reads.items()}
+
+        def contiguous() -> Batches:
+            while True:
+                for start in range(0, num_records, batch_size):
+                    yield read(slice(start, min(start + batch_size, num_records)))
+
+        def random_gather() -> Batches:
+            rng = np.random.default_rng(0)
+            while True:
+                order = rng.permutation(num_records)
+                for start in range(0, num_records, batch_size):
+                    yield read(order[start : start + batch_size])
+
+        def ours(shuffled: bool) -> Batches:
+            source = TensorStoreSource(paths, cache_bytes=8 * 2**20)  # an eighth of the data
+            order = Shuffle(0) if shuffled else BlockShuffle(0, source.block_size, window=16)
+            loader = DataLoader(source, batch_size=batch_size, order=order, epochs=None)
+            return loader.host_batches()
+
+        fast: Contestants = {
+            "contiguous read": contiguous,
+            "gristmill, BlockShuffle": functools.partial(ours, False),
+        }
+        slow: Contestants = {
+            "random gather": random_gather,
+            "gristmill, Shuffle": functools.partial(ours, True),
+        }
+        check_each_record_once({**fast, **slow}, num_records, batch_size)
+        epoch = -(-num_records // batch_size)  # whole ones: chunks are kept from batch to batch
+        times = seconds_per_batch(fast, epoch * (2 if quick else 4), 6 if quick else 10)
+        times |= seconds_per_batch(slow, 8, 4)
+        return {"zarr, batch 256": report("zarr, batch 256", times, batch_size)}
+
+
+def _open_zarr(path: str, **settings: Any) -> Any:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
+    return tensorstore.open({**spec, **settings}).result()
+
+
+def _write_zarr(path: str, array: np.ndarray, chunk: int) -> None:
+    layout = {"read_chunk": {"shape": [chunk, *array.shape[1:]]}}
+    schema = {"dtype": array.dtype.name, "domain": {"shape": array.shape}, "chunk_layout": layout}
+    _open_zarr(path, create=True, schema=schema).write(array).result()
 
 
 def seek(quick: bool) -> dict[str, Any]:
@@ -309,7 +409,14 @@ def state(quick: bool) -> dict[str, Any]:
     return {"state": figures}
 
 
-WORKLOADS = {"memory": memory, "jpeg": jpeg, "seek": seek, "overlap": overlap, "state": state}
+WORKLOADS = {
+    "memory": memory,
+    "zarr": zarr,
+    "jpeg": jpeg,
+    "seek": seek,
+    "overlap": overlap,
+    "state": state,
+}
 
 
 def main() -> None:

@@ -278,6 +278,13 @@ def test_records_that_differ_are_named(records: list[Any], message: str):
         next(DataLoader(records, batch_size=2).host_batches())
 
 
+def test_a_record_of_another_dtype_is_named_among_records_of_different_lengths():
+    lengths = [{"a": np.zeros(2)}, {"a": np.zeros(3)}, {"a": np.zeros(2, np.float32)}]
+    loader = DataLoader(lengths, batch_size=3, operators=[lambda rows: rows])
+    with pytest.raises(ValueError, match=r"leaf 'a' of record 2 is float32\[2\], of record 0"):
+        next(loader.host_batches())
+
+
 def test_an_empty_source_is_refused():
     with pytest.raises(ValueError, match="the source is empty"):
         DataLoader([], batch_size=2)

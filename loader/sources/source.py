@@ -27,6 +27,7 @@ from loader.spec import Spec, leaf_name, ragged_leaf, spec_of, without_rows
 
 _SAMPLED_RECORDS = 16
 _RECORDS_TRIED_FOR_A_SPEC = 1000
+_PLAIN_LEAVES = (np.ndarray, np.generic, str, bytes, bool, int, float)
 
 
 @runtime_checkable
@@ -114,6 +115,8 @@ def stack(
     nothing else, become a ragged leaf: an object array of arrays.
     """
     names = range(len(records)) if names is None else names
+    if (plain := _columns_of_plain_dicts(records)) is not None:
+        return {key: _stack_leaf(key, values, names, ragged) for key, values in plain.items()}
     first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_list_of_numbers)
     if not first:
         raise ValueError(f"record {names[0]} is {records[0]!r}: a record needs at least one leaf")
@@ -123,8 +126,7 @@ def stack(
         if other != tree:
             raise ValueError(
                 f"record {names[number]} is built as {other}, record {names[0]} as {tree}: all "
-                "records need "
-                "the same keys, and lists of the same length"
+                "records need the same keys, and lists of the same length"
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
@@ -135,22 +137,40 @@ def stack(
     return jax.tree.unflatten(tree, stacked)
 
 
+def _columns_of_plain_dicts(records: Sequence[Any]) -> dict[str, list[Any]] | None:
+    """Leaf by leaf, what records hold that are dicts of leaves and no more: the usual case."""
+    if type(records[0]) is not dict or not records[0]:
+        return None
+    keys = records[0].keys()
+    if not all(type(record) is dict and record.keys() == keys for record in records):
+        return None
+    if not all(type(key) is str for key in keys):
+        return None
+    columns = {key: [record[key] for record in records] for key in sorted(keys)}
+    kinds = {type(value) for column in columns.values() for value in column}
+    return columns if all(issubclass(kind, _PLAIN_LEAVES) for kind in kinds) else None
+
+
 def _stack_leaf(leaf: str, values: list[Any], names: Sequence[Any], ragged: bool) -> Any:
+    if {type(value) for value in values} <= {str, bytes}:
+        stacked = np.empty(len(values), object)
+        stacked[:] = values
+        return stacked
     arrays = [value if hasattr(value, "dtype") else _as_array(value) for value in values]
     like = arrays[0]
-    for number, array in enumerate(arrays):
-        if array.shape != like.shape or array.dtype != like.dtype:
-            if ragged and (array.ndim, array.dtype) == (like.ndim, like.dtype):
-                return ragged_leaf(arrays)
-            raise ValueError(
-                f"leaf {leaf!r} of record {names[number]} is {array.dtype}{list(array.shape)}, of "
-                "record "
-                f"{names[0]} {like.dtype}{list(like.shape)}: records of a batch must be alike; pad "
-                "or crop them to one shape, or cast them, before they are batched"
-            )
+    if any(array.shape != like.shape or array.dtype != like.dtype for array in arrays):
+        for number, array in enumerate(arrays):
+            alike = (array.ndim, array.dtype) == (like.ndim, like.dtype)
+            if not alike or (array.shape != like.shape and not ragged):
+                raise ValueError(
+                    f"leaf {leaf!r} of record {names[number]} is {array.dtype}{list(array.shape)}, "
+                    f"of record {names[0]} {like.dtype}{list(like.shape)}: records of a batch must "
+                    "be alike; pad or crop them to one shape, or cast them, before they are batched"
+                )
+        return ragged_leaf(arrays)
     if isinstance(like, jax.Array) and jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jnp.stack(arrays)
-    return np.stack(arrays)
+    return np.stack(arrays) if like.ndim else np.array(arrays)
 
 
 def _as_array(value: Any) -> np.ndarray:
