@@ -82,20 +82,20 @@ class BlockShuffle:
 
     def records(self, positions: Int64s, num_records: int) -> Int64s:
         size = self.block_size
-        epochs, offsets = epochs_and_offsets(positions, num_records)
-        epochs = np.broadcast_to(epochs, offsets.shape)
+        epochs, offsets = epochs_and_offsets(positions, num_records)  # one epoch, or one for each
         full, tail = divmod(num_records, size)
         slots = full + (tail > 0)
         # The slot in which the short block stands; past the end when all blocks are full.
         short = hashed(self.seed, "short", epochs, slots) if tail else np.full_like(epochs, slots)
 
         def start(slot: Int64s) -> Int64s:
-            return slot * size - np.where(slot > short, size - tail, 0)
+            return slot * size - (slot > short) * (size - tail) if tail else slot * size
 
         def slot_at(offset: Int64s) -> Int64s:
+            if not tail:
+                return offset // size
             behind = offset >= start(short) + tail
-            slot = np.where(behind, (offset - tail) // size + 1, np.minimum(offset // size, short))
-            return slot if tail else offset // size
+            return np.where(behind, (offset - tail) // size + 1, np.minimum(offset // size, short))
 
         window = slot_at(offsets) // self.window
         first, last = (
@@ -106,13 +106,17 @@ class BlockShuffle:
         keys = round_keys(self.seed, "window", epochs * num_records + window)
         offsets = first + permute_by_length(offsets - first, last - first, keys)
         slot = slot_at(offsets)
+        within = offsets - start(slot)
+        if not tail:
+            keys = round_keys(self.seed, "blocks", epochs)
+            return permute(slot.astype(np.uint64), full, keys) * size + within
         block = np.full_like(slot, full)
         whole = slot != short
         if whole.any():
             index = (slot - (slot > short))[whole].astype(np.uint64)
-            keys = round_keys(self.seed, "blocks", epochs[whole])
-            block[whole] = permute(index, full, keys)
-        return block * size + (offsets - start(slot))
+            own = epochs if epochs.size == 1 else epochs[whole]
+            block[whole] = permute(index, full, round_keys(self.seed, "blocks", own))
+        return block * size + within
 
 
 def _check_integer(config: object, field: str, least: int | None = None) -> None:

@@ -16,6 +16,7 @@ Keys = npt.NDArray[np.uint32]  # (rounds, 1): one key for all; (rounds, n): a ke
 _ROUNDS = 8
 _FACTORS = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _HALF = np.uint32(15)
+_FEW_RUNS = 16
 
 
 def mix(seed: int, purpose: str, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -76,12 +77,20 @@ def permute(index: npt.NDArray[np.uint64], length: int, keys: Keys) -> Int64s:
 
 
 def permute_by_length(index: Int64s, lengths: Int64s, keys: Keys) -> Int64s:
-    unique, inverse = distinct(lengths)
+    """`permute`, each index within a length of its own; lengths come in few kinds or long runs."""
+    changes = np.flatnonzero(np.diff(lengths)) + 1
+    if changes.size <= _FEW_RUNS:  # views, where masks would copy all keys
+        ends = [*changes.tolist(), lengths.size]
+        chosen = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    else:
+        unique, inverse = distinct(lengths)
+        chosen = [np.flatnonzero(inverse == which) for which in range(unique.size)]
     out = np.empty_like(index)
-    for which, length in enumerate(unique.tolist()):  # three at most: whole, with the short, last
-        chosen = inverse == which
-        own = keys if keys.shape[1] == 1 else keys[:, chosen]
-        out[chosen] = permute(index[chosen].astype(np.uint64), length, own)
+    for some in chosen:
+        own = keys if keys.shape[1] == 1 else keys[:, some]
+        if index[some].size:
+            length = int(lengths[some][0])
+            out[some] = permute(index[some].astype(np.uint64), length, own)
     return out
 
 

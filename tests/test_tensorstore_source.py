@@ -216,28 +216,60 @@ def test_no_more_reads_than_allowed_are_in_flight(threads: int):
     class Read:
         """Is in flight until it is waited for."""
 
-        def __init__(self, slab: Slab) -> None:
+        def __init__(self, slab: Slab, slot: int) -> None:
             nonlocal now, most
-            self.slab = slab
+            buffer[slot] = slab.number
             with lock:
                 now += 1
                 most = max(most, now)
 
-        def result(self) -> np.ndarray:
+        def result(self) -> None:
             nonlocal now
             with lock:
                 now -= 1
-            return np.full(2, self.slab.number)
 
-    slabs = Slabs(Read, [np.zeros((60, 2))], reads_in_flight=3)
+    buffer = np.zeros(60)
+    slabs = Slabs(Read, [60], reads_in_flight=3)
 
     def hold(first: int) -> None:
         with slabs.hold([Slab(0, number) for number in range(first, first + 20)]) as slots:
-            np.testing.assert_array_equal(slabs._buffers[0][slots, 0], range(first, first + 20))
+            np.testing.assert_array_equal(buffer[slots], range(first, first + 20))
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(hold, (0, 20, 40)))
     assert (now, most) == (0, 3)
+
+
+def test_a_slot_whose_read_was_given_up_is_not_used_before_it_has_ended():
+    class Read:
+        def __init__(self, slab: Slab, slot: int) -> None:
+            begun.append((slab.number, slot, self))
+            self.ended = False
+
+        def result(self) -> None:
+            if not self.ended:
+                raise KeyboardInterrupt
+
+        def done(self) -> bool:
+            return self.ended
+
+    begun: list[tuple[int, int, Read]] = []
+    slabs = Slabs(Read, [2], reads_in_flight=2)
+    with pytest.raises(KeyboardInterrupt), slabs.hold([Slab(0, 7)]):
+        pass
+    taken = threading.Event()
+
+    def hold_two() -> list[int]:
+        with pytest.raises(KeyboardInterrupt), slabs.hold([Slab(0, 8), Slab(0, 9)]):
+            pass
+        taken.set()
+        return [slot for number, slot, _ in begun if number != 7]
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(hold_two)
+        assert not taken.wait(0.3)  # one slot is free, and two are needed
+        begun[0][2].ended = True
+        assert sorted(waiting.result(60)) == [0, 1]
 
 
 def test_threads_that_want_the_same_chunk_read_it_once(tmp_path: Path):

@@ -2,9 +2,10 @@
 
 A *slab* is the rows of one array that lie in one chunk along its first axis; the slabs of an array
 are numbered from 0. Each array has a buffer with some *slots* for slabs, made once, so that memory
-is bounded and a batch is copied out of it in one go. Any number of threads may hold slabs at once:
-a slab that one of them is reading is not read again by another, no more than `reads_in_flight`
-reads are under way, and a read that failed is not kept.
+is bounded and warm: TensorStore reads straight into a slot, and a batch is copied out of the buffer
+in one go. Any number of threads may hold slabs at once: a slab that one of them is reading is not
+read again by another, no more than `reads_in_flight` reads are under way, and a read that failed is
+not kept. A slot whose read was given up is not used again before that read has ended.
 """
 
 import contextlib
@@ -12,10 +13,9 @@ import dataclasses
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-import numpy as np
+_GIVEN_UP_CHECK_S = 0.05
 
 
 class Slab(NamedTuple):
@@ -35,31 +35,33 @@ class SlabError(Exception):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Place:
-    """Where a slab is, or will be when `ready` is done."""
+    """Where a slab is, or will be."""
 
     slot: int
-    ready: Future[None] = dataclasses.field(default_factory=Future)
     users: int = 0
-    filled: bool = False  # as `ready` says, but without its lock
+    reading: Any = None  # the read into the slot, from when it begins
+    filled: bool = False
+    error: BaseException | None = None
 
 
 class Slabs:
-    """Slabs in memory. `read` begins to read one and gives a TensorStore future.
+    """Slabs in memory. `read(slab, slot)` begins to read one into a slot, and gives a future.
 
-    `buffers[leaf]` has the shape (slots, rows of a slab, ...).
+    `slots[leaf]` is how many slots the buffer of an array has.
     """
 
     def __init__(
-        self, read: Callable[[Slab], Any], buffers: Sequence[np.ndarray], reads_in_flight: int
+        self, read: Callable[[Slab, int], Any], slots: Sequence[int], reads_in_flight: int
     ) -> None:
         self._read = read
-        self._buffers = buffers
+        self._slots = slots
         self._permits = threading.Semaphore(reads_in_flight)
         self._changed = threading.Condition()
         # For each array, the latest used at the end.
-        self._places: list[OrderedDict[int, _Place]] = [OrderedDict() for _ in buffers]
-        self._free = [list(range(len(buffer))) for buffer in buffers]
-        self._busy = [0] * len(buffers)  # slots that a thread is using
+        self._places: list[OrderedDict[int, _Place]] = [OrderedDict() for _ in slots]
+        self._free = [list(range(count)) for count in slots]
+        self._busy = [0] * len(slots)  # slots that a thread is using, or a read given up
+        self._given_up: list[tuple[Slab, _Place]] = []
 
     @contextlib.contextmanager
     def hold(self, slabs: Sequence[Slab]) -> Iterator[list[int]]:
@@ -69,13 +71,18 @@ class Slabs:
         all of them: threads that wait hold nothing, so none waits for ever.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._room_for(slabs))
+            while not self._room_for(slabs):
+                self._changed.wait(_GIVEN_UP_CHECK_S if self._given_up else None)
             places, missing = self._take(slabs)
         try:
-            self._fill(missing)
-            for slab, place in zip(slabs, places, strict=True):
-                if not place.filled and (error := place.ready.exception()) is not None:
-                    raise SlabError(slab) from error
+            if missing:
+                self._fill(missing)
+            if not all(place.filled for place in places):
+                with self._changed:  # some are read by other threads
+                    self._changed.wait_for(lambda: all(p.filled or p.error for p in places))
+                for slab, place in zip(slabs, places, strict=True):
+                    if place.error is not None:
+                        raise SlabError(slab) from place.error
             yield [place.slot for place in places]
         finally:
             with self._changed:
@@ -89,14 +96,14 @@ class Slabs:
             return read().result()
 
     def _room_for(self, slabs: Sequence[Slab]) -> bool:
-        wanted = [0] * len(self._buffers)
+        for slab, place in [pair for pair in self._given_up if pair[1].reading.done()]:
+            self._given_up.remove((slab, place))
+            self._release(slab, place)
+        wanted = list(self._busy)
         for leaf, number in slabs:
             place = self._places[leaf].get(number)
             wanted[leaf] += place is None or place.users == 0
-        return all(
-            busy + more <= len(buffer)
-            for busy, more, buffer in zip(self._busy, wanted, self._buffers, strict=True)
-        )
+        return all(count <= most for count, most in zip(wanted, self._slots, strict=True))
 
     def _take(self, slabs: Sequence[Slab]) -> tuple[list[_Place], list[tuple[Slab, _Place]]]:
         """Places for all, counted as used, and those of them that are still to be filled."""
@@ -120,10 +127,17 @@ class Slabs:
 
     def _leave(self, slab: Slab, place: _Place) -> None:
         place.users -= 1
-        if place.users == 0:
-            self._busy[slab.leaf] -= 1
-            if self._places[slab.leaf].get(slab.number) is not place:  # its read has failed
-                self._free[slab.leaf].append(place.slot)
+        if place.users:
+            return
+        if place.filled or place.reading is None or place.reading.done():
+            self._release(slab, place)
+        else:
+            self._given_up.append((slab, place))
+
+    def _release(self, slab: Slab, place: _Place) -> None:
+        self._busy[slab.leaf] -= 1
+        if self._places[slab.leaf].get(slab.number) is not place:  # its read has failed
+            self._free[slab.leaf].append(place.slot)
 
     def _slot(self, leaf: int) -> int:
         if self._free[leaf]:
@@ -132,41 +146,42 @@ class Slabs:
         return places.pop(next(number for number, place in places.items() if not place.users)).slot
 
     def _fill(self, missing: Sequence[tuple[Slab, _Place]]) -> None:
-        """Read what is missing, some slabs ahead of the one that is copied to its slot."""
-        ahead: deque[tuple[Slab, _Place, Any]] = deque()
+        """Read what is missing, some slabs ahead of the one that is waited for."""
+        ahead: deque[tuple[Slab, _Place]] = deque()
         try:
             for slab, place in missing:
                 # A thread waits for others only while it has no read of its own to finish.
                 while not self._permits.acquire(blocking=not ahead):
-                    self._arrived(*ahead.popleft())
+                    self._wait_for(*ahead.popleft())
                 try:
-                    ahead.append((slab, place, self._read(slab)))
+                    place.reading = self._read(slab, place.slot)
                 except BaseException:
                     self._permits.release()
                     raise
+                ahead.append((slab, place))
             while ahead:
-                self._arrived(*ahead.popleft())
+                self._wait_for(*ahead.popleft())
         except BaseException as error:  # not of one read: others may wait for any of these slabs
             for slab, place in missing:
-                if not place.ready.done():
+                if not place.filled and place.error is None:
                     self._failed(slab, place, error)
             for _ in ahead:
                 self._permits.release()
             raise
+        finally:
+            with self._changed:
+                self._changed.notify_all()
 
-    def _arrived(self, slab: Slab, place: _Place, future: Any) -> None:
+    def _wait_for(self, slab: Slab, place: _Place) -> None:
         try:
-            rows = future.result()
+            place.reading.result()
+            place.filled = True
         except Exception as error:
             self._failed(slab, place, error)
-        else:
-            self._buffers[slab.leaf][place.slot, : len(rows)] = rows
-            place.filled = True
-            place.ready.set_result(None)
         finally:
             self._permits.release()
 
     def _failed(self, slab: Slab, place: _Place, error: BaseException) -> None:
         with self._changed:
             del self._places[slab.leaf][slab.number]
-        place.ready.set_exception(error)
+            place.error = error

@@ -8,7 +8,6 @@ With an order that uses up a chunk before it goes on, each is read once:
     order = BlockShuffle(seed=0, block_size=source.block_size, window=16)
 """
 
-import functools
 import math
 import operator
 import os
@@ -23,6 +22,9 @@ from loader.sources.open_store import absolute, is_spec, open_store, reason
 from loader.sources.slabs import Slab, SlabError, Slabs
 from loader.sources.source import sampled_fingerprint
 from loader.spec import Spec, named_leaves
+
+# Whole slabs are read for at most so many times the rows asked for.
+_SPARSE = 16
 
 
 class TensorStoreSource:
@@ -80,8 +82,8 @@ class TensorStoreSource:
             for count, deep, store in zip(slots, self._slab_rows, self._stores, strict=True)
         ]
         # Not a method: the buffers are given back with the last reference to the source.
-        read = functools.partial(_read_slab, self._stores, self._slab_rows, self._length)
-        self._slabs = Slabs(read, self._buffers, reads_in_flight)
+        read = _ReadSlab(self._stores, self._buffers, self._slab_rows, self._length)
+        self._slabs = Slabs(read, slots, reads_in_flight)
 
     def _common_length(self) -> int:
         lengths = {}
@@ -128,22 +130,25 @@ class TensorStoreSource:
         return jax.tree.unflatten(self._tree, self._rows(indices))
 
     def _rows(self, indices: Int64s) -> list[np.ndarray]:
-        needed = [np.unique(indices // deep, return_inverse=True) for deep in self._slab_rows]
-        kept = [leaf for leaf, buffer in enumerate(self._buffers) if len(buffer)]
-        if any(len(needed[leaf][0]) > len(self._buffers[leaf]) for leaf in kept):
+        # Lists and dicts: of so few numbers they are faster than np.unique.
+        number_of = [(indices // deep).tolist() for deep in self._slab_rows]
+        needed = [list(dict.fromkeys(numbers)) for numbers in number_of]
+        count = len(indices)
+        kept = [n for n, own in enumerate(needed) if self._worth_keeping(n, len(own), count)]
+        if any(len(needed[leaf]) > len(self._buffers[leaf]) for leaf in kept):
             return self._rows_by_halves(indices)
-        slabs = [Slab(leaf, number) for leaf in kept for number in needed[leaf][0].tolist()]
+        slabs = [Slab(leaf, number) for leaf in kept for number in needed[leaf]]
         rows = [np.empty(0)] * len(self._stores)
         for leaf in set(range(len(rows))).difference(kept):
             rows[leaf] = self._read_rows(leaf, indices)
         try:
             with self._slabs.hold(slabs) as held:
-                slots = np.array(held, np.int64)
+                slots = iter(held)
                 for leaf in kept:
-                    numbers, which = needed[leaf]
-                    own, slots = slots[: len(numbers)], slots[len(numbers) :]
+                    slot_of = {number: next(slots) for number in needed[leaf]}
                     deep = self._slab_rows[leaf]
-                    places = own[which] * deep + indices % deep
+                    own = np.array([slot_of[number] for number in number_of[leaf]], np.int64)
+                    places = own * deep + indices % deep
                     buffer = self._buffers[leaf]
                     flat = buffer.reshape(-1, *buffer.shape[2:])
                     rows[leaf] = flat.take(places, axis=0, mode="clip")
@@ -153,6 +158,14 @@ class TensorStoreSource:
             last = min(first + self._slab_rows[leaf], self._length) - 1
             raise self._unreadable(leaf, first, last, error.__cause__) from error.__cause__
         return rows
+
+    def _worth_keeping(self, leaf: int, slabs: int, rows: int) -> bool:
+        """Whether to read whole slabs of this array, for these rows and those that follow.
+
+        Not if only a few rows of each are needed, and it will be gone before the next are.
+        """
+        deep, slots = self._slab_rows[leaf], len(self._buffers[leaf])
+        return slots > 0 and (slots * deep >= self._length or slabs * deep <= _SPARSE * rows)
 
     def _rows_by_halves(self, indices: Int64s) -> list[np.ndarray]:
         """For rows in more slabs than there are slots."""
@@ -204,9 +217,33 @@ class TensorStoreSource:
         return f"TensorStoreSource({', '.join(self.paths)}: {self._length} records)"
 
 
-def _read_slab(stores: list[ts.TensorStore], slab_rows: list[int], length: int, slab: Slab) -> Any:
-    first = slab.number * slab_rows[slab.leaf]
-    return stores[slab.leaf][first : min(first + slab_rows[slab.leaf], length)].read()
+class _ReadSlab:
+    """Begins to read a slab into a slot of its array's buffer."""
+
+    def __init__(
+        self,
+        stores: list[ts.TensorStore],
+        buffers: list[np.ndarray],
+        slab_rows: list[int],
+        length: int,
+    ) -> None:
+        self._stores = stores
+        self._buffers = buffers
+        self._slab_rows = slab_rows
+        self._length = length
+        self._slots: list[dict[int, ts.TensorStore]] = [{} for _ in buffers]
+
+    def __call__(self, slab: Slab, slot: int) -> Any:
+        leaf, number = slab
+        into = self._slots[leaf].get(slot)
+        if into is None:
+            into = self._slots[leaf][slot] = ts.array(self._buffers[leaf][slot])
+        deep = self._slab_rows[leaf]
+        first = number * deep
+        if first + deep > self._length:
+            deep = self._length - first
+            into = into[:deep]
+        return into.write(self._stores[leaf][first : first + deep])
 
 
 def _slab_rows(store: ts.TensorStore) -> int:
