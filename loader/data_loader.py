@@ -7,7 +7,9 @@ interrupt struck in between) is thrown away and made again.
 """
 
 import dataclasses
+import functools
 import operator
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
@@ -40,6 +42,7 @@ from loader.sharder import MeshSharder, SharderModule, placement_on_default_devi
 from loader.sources import as_source
 from loader.spec import Spec, named_leaves, x64_enabled
 from loader.stage_checks import refuse_unfit_stages
+from loader.stats import Recorder, Stats
 from loader.workers import HostBatches, HostStream, Threads
 
 
@@ -153,6 +156,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         if self._at_end():
             self._finish()
             raise StopIteration
+        asked = time.perf_counter_ns()
+        running = self._cursor.running
+        ready = 0 if running is None else running.ready
         try:
             item = self._next_item(kind)
             if item is None:  # an interrupt has come in between: make it again
@@ -163,7 +169,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             raise
         assert item is not None, f"no batch of step {self._cursor.step}"
         step, batch, *counts = item
-        self._delivered(step, *(counts or rows_applied_and_masked(batch, self._work)))
+        applied, masked = counts or rows_applied_and_masked(batch, self._work)
+        self._delivered(step, applied, masked)
+        self._work.recorder.delivered(asked, applied, masked, self._batch_bytes, ready)
         return batch
 
     def _next_item(self, kind: type[HostStream] | type[PlacedStream]) -> tuple[Any, ...] | None:
@@ -251,6 +259,16 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         self.close()
         self._cursor.ended = True
 
+    def stats(self) -> Stats:
+        """What has happened so far; the difference of two of them is what happened in between."""
+        return self._work.recorder.stats()
+
+    @functools.cached_property
+    def _batch_bytes(self) -> int:
+        """The size of a host batch of this process."""
+        rows = None if self.sharder is None else self._placement().rows
+        return self._work.num_bytes(self.plan.batch_size if rows is None else len(rows))
+
     # Batches by number
 
     @property
@@ -281,7 +299,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         step = self._checked_step(step, after_the_end=0)
         placement = self._placement()
         host_batch = self._work.batch_rows(step, placement.rows)
-        return finish_batch(place_batch(host_batch, step, placement, self._work), placement)
+        placed = place_batch(host_batch, step, placement, self._work)
+        return finish_batch(placed, placement, self._work.recorder)
 
     def host_batch_at(self, step: int) -> Any:
         """The numpy batch of any step, all of its rows, before any device operator."""
@@ -391,6 +410,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
     def close(self) -> None:
         """Stop threads. The loader stays where it is; iterating again starts them again."""
         running, self._cursor.running = self._cursor.running, None
+        self._work.recorder.paused()
         if running is not None and (still := running.close()):
             warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
 
@@ -404,7 +424,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """An independent loader over the same source, at the same place."""
         new = super().clone()
         new._cursor = _Cursor(step=self._cursor.step, ended=self._cursor.ended)
-        new._work = self._work.replaced(batcher=new.batcher)
+        new._work = self._work.replaced(batcher=new.batcher, recorder=Recorder())
         return new
 
     def __copy__(self) -> Self:

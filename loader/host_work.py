@@ -6,6 +6,8 @@ gives the same answer.
 
 import contextlib
 import functools
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ from loader.spec import (
     without_rows,
     zero_rows,
 )
+from loader.stats import Recorder, traced
 from loader.transform import RowError, SpecUnknown, Stage, apply_stages, spec_after
 
 # Order is computed for so many positions at once and kept for the batches that follow.
@@ -48,6 +51,7 @@ class HostWork:
         stages: Sequence[Stage],
         batcher: BatcherModule,
         microbatches: int | None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.source = source
         self.order = order
@@ -55,6 +59,7 @@ class HostWork:
         self.stages = tuple(stages)
         self.batcher = batcher
         self.microbatches = microbatches
+        self.recorder = recorder or Recorder()
         # A block is a part of an epoch or, of short ones, as many as a batch may reach into.
         self._epochs_in_block = -(-plan.batch_size // plan.num_records)
         self._records_of_block = functools.lru_cache(_ORDER_BLOCKS_KEPT)(self._compute_block)
@@ -65,9 +70,13 @@ class HostWork:
         self._by_process = _depth(batcher, "process") < _depth(batcher, "collate")
 
     def replaced(
-        self, *, plan: Plan | None = None, batcher: BatcherModule | None = None
+        self,
+        *,
+        plan: Plan | None = None,
+        batcher: BatcherModule | None = None,
+        recorder: Recorder | None = None,
     ) -> "HostWork":
-        """The same work, counted by another plan or collated by another batcher."""
+        """The same work, counted by another plan, collated by another batcher, noted elsewhere."""
         return HostWork(
             self.source,
             self.order,
@@ -75,6 +84,7 @@ class HostWork:
             self.stages,
             batcher or self.batcher,
             self.microbatches,
+            recorder or self.recorder,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,15 +106,22 @@ class HostWork:
         if self._by_epoch:
             epochs = (start + wanted[valid]) // self.plan.num_records
             indices = indices + epochs * self.plan.num_records
-        read, indices = self._read(step, indices, valid)
+        began = time.perf_counter_ns()
+        with traced("read"):
+            read, indices = self._read(step, indices, valid)
+        began = self.recorder.add("read", began)
         try:
             operated = read
             if self.stages and read is not None:
-                operated = self._operated(read, start + wanted[valid], valid)
+                with traced("operators"):
+                    operated = self._operated(read, start + wanted[valid], valid)
+                began = self.recorder.add("operators", began)
             if operated is None:
                 operated = zero_rows(self.row_spec, 0)
-            batch = self._collate(operated, valid)
+            with traced("batch"):
+                batch = self._collate(operated, valid)
             refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
+            self.recorder.add("batch", began)
         except RowError as error:
             record = locate(self.source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
@@ -237,6 +254,12 @@ class HostWork:
         shapes = jax.tree.map(np.shape, self._split(zeros, self.plan.batch_size))
         return jax.tree.map(lambda s, n: jax.ShapeDtypeStruct(n, s.dtype), spec, shapes)
 
+    def num_bytes(self, rows: int) -> int:
+        """The size of a batch of so many rows, texts not counted."""
+        leaves = jax.tree.leaves(self._spec(rows))
+        sizes = [s.dtype.itemsize * math.prod(s.shape) for s in leaves if _has_size(s.dtype)]
+        return sum(sizes)
+
     def _spec(self, rows: int) -> Any:
         if rows not in self._specs:
             told = _depth(self.batcher, "batch_spec")
@@ -280,6 +303,10 @@ class HostWork:
 def _depth(batcher: BatcherModule, method: str) -> int:
     """How far up its classes a batcher's method is defined: 0 for the batcher's own class."""
     return next(i for i, cls in enumerate(type(batcher).__mro__) if method in vars(cls))
+
+
+def _has_size(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and not is_text(dtype)
 
 
 def _fits(shape: tuple[int, ...], spec: tuple[int | None, ...]) -> bool:

@@ -1,6 +1,7 @@
 """Batches of a loader on their devices, one after the other, in a thread or without one."""
 
 import dataclasses
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from loader.host_work import HostWork
 from loader.placement import Placement
 from loader.prefetch import Ahead, thread_settings
 from loader.spec import VALID_MASK
+from loader.stats import Recorder, traced
 from loader.workers import HostStream
 
 
@@ -27,6 +29,7 @@ class PlacedStream:
         self.settings = thread_settings()
         self._make = _PlaceNext(stream, placement, work)
         self._stream = stream
+        self._recorder = work.recorder
         self._ahead = (
             Ahead(self._make, stream.close, prefetch, "gristmill-prefetch") if prefetch else None
         )
@@ -34,7 +37,12 @@ class PlacedStream:
     def __next__(self) -> tuple[int, Any, int, int]:
         made = self._make() if self._ahead is None else self._ahead.take()
         step, placed, applied, masked = made
-        return step, finish_batch(placed, self.placement), applied, masked
+        return step, finish_batch(placed, self.placement, self._recorder), applied, masked
+
+    @property
+    def ready(self) -> int:
+        """How many batches lie ready now."""
+        return 0 if self._ahead is None else self._ahead.ready
 
     def close(self) -> str | None:
         if self._ahead is not None:
@@ -65,14 +73,24 @@ def place_batch(
     def record_of(row: int) -> int | None:
         return int(work.records(start, stop)[row]) if row < stop - start else None
 
-    if isinstance(placement, OperatedPlacement):
-        host_batch = placement.with_draws(host_batch, start)
-    return placement.place(host_batch, record_of)
+    began = time.perf_counter_ns()
+    with traced("place"):
+        if isinstance(placement, OperatedPlacement):
+            host_batch = placement.with_draws(host_batch, start)
+        placed = placement.place(host_batch, record_of)
+    work.recorder.add("place", began)
+    return placed
 
 
-def finish_batch(placed: Any, placement: Placement | OperatedPlacement) -> Any:
+def finish_batch(placed: Any, placement: Placement | OperatedPlacement, recorder: Recorder) -> Any:
     """The batch as the loop sees it. Device operators are dispatched here, by the consumer."""
-    return placement.finish(placed) if isinstance(placement, OperatedPlacement) else placed
+    if not isinstance(placement, OperatedPlacement):
+        return placed
+    began = time.perf_counter_ns()
+    with traced("dispatch"):
+        batch = placement.finish(placed)
+    recorder.add("dispatch", began)
+    return batch
 
 
 def rows_applied_and_masked(batch: Any, work: HostWork) -> tuple[int, int]:

@@ -107,6 +107,11 @@ class Ahead(Generic[T]):
         self._slots.release()
         return item
 
+    @property
+    def ready(self) -> int:
+        """How many results lie ready now."""
+        return self._ready.qsize()
+
     def close(self, timeout_s: float | None = None) -> str | None:
         """Stop the thread and wait, but not for long. Says what it is still doing, if anything."""
         _tell_to_stop(self._stop, self._slots)

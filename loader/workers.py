@@ -63,6 +63,8 @@ class Threads:
 class HostStream:
     """Host batches one after the other, each with its step. Once it has failed, it is of no use."""
 
+    ready = 0  # Grain does not say how many it has made ahead
+
     def __init__(self, iterator: grain.DatasetIterator[Any], step: int) -> None:
         self._iterator = iterator
         self._step = step

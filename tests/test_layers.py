@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     "loader.digest",
+    "loader.stats",
     "loader.state_tree",
     "loader.module",
     "loader.structural",

@@ -1,0 +1,159 @@
+"""What happened: rows, bytes, waiting, and where the time went.
+
+A `Recorder` is always on: a few readings of a clock for each batch. `loader.stats()` is what it has
+recorded so far; the difference of two such `Stats` is what happened in between.
+
+Stages of host work may run in several threads at once, so their times may add up to more than the
+time that has passed. In a trace of `jax.profiler` they show up as `gristmill/read` and so on.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax.profiler import TraceAnnotation
+
+#: read: from the source; operators: on the host; batch: stack, pad, mask; place: onto devices;
+#: dispatch: of device operators, by the consumer.
+STAGES: tuple[str, ...] = ("read", "operators", "batch", "place", "dispatch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Sums over the batches delivered so far; `stages_s` also counts batches made ahead."""
+
+    batches: int = 0
+    rows: int = 0  # that are no padding
+    masked_rows: int = 0
+    bytes: int = 0  # of host batches of this process
+    elapsed_s: float = 0.0  # while iterating, the loop's own steps included
+    waiting_s: float = 0.0  # of the loop, for its next batch
+    queue_depth_sum: int = 0  # batches that lay ready when one was asked for
+    stages_s: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(STAGES, 0.0)
+    )
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """The part of the time that the loop spent waiting for input."""
+        return self.waiting_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def queue_depth(self) -> float:
+        """How many batches lay ready, on the average, when one was asked for."""
+        return self.queue_depth_sum / self.batches if self.batches else 0.0
+
+    def __sub__(self, earlier: "Stats") -> "Stats":
+        """What has happened since an earlier moment."""
+        numbers = {
+            field.name: getattr(self, field.name) - getattr(earlier, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "stages_s"
+        }
+        stages = {name: s - earlier.stages_s[name] for name, s in self.stages_s.items()}
+        return Stats(**numbers, stages_s=stages)
+
+    def scalars(self) -> dict[str, float]:
+        """The figures that a dashboard shows."""
+        return {
+            "rows_per_s": self.rows_per_s,
+            "bytes_per_s": self.bytes_per_s,
+            "waiting_share": self.waiting_share,
+            "waiting_ms_per_batch": self._ms_per_batch(self.waiting_s),
+            "queue_depth": self.queue_depth,
+            "masked_rows": float(self.masked_rows),
+            **{f"{n}_ms_per_batch": self._ms_per_batch(s) for n, s in self.stages_s.items()},
+        }
+
+    def log_to(self, writer: Any, step: int, prefix: str = "input/") -> None:
+        """Write the figures to a CLU metric writer, or to a TensorBoard summary writer."""
+        named = {f"{prefix}{name}": value for name, value in self.scalars().items()}
+        if hasattr(writer, "write_scalars"):
+            writer.write_scalars(step, named)
+        elif hasattr(writer, "add_scalar"):
+            for name, value in named.items():
+                writer.add_scalar(name, value, step)
+        else:
+            raise TypeError(
+                "a writer needs write_scalars(step, scalars), as CLU's have, or add_scalar(name, "
+                f"value, step), as TensorBoard's have: {type(writer).__name__} has neither"
+            )
+
+    def _ms_per_batch(self, seconds: float) -> float:
+        return 1e3 * seconds / self.batches if self.batches else 0.0
+
+    def __str__(self) -> str:
+        stages = ", ".join(f"{n} {self._ms_per_batch(s):.2f}" for n, s in self.stages_s.items())
+        return (
+            f"{self.batches} batches, {self.rows} rows and {self.masked_rows} masked ones, "
+            f"{self.rows_per_s:,.0f} rows/s, {self.bytes_per_s / 1e6:,.1f} MB/s, waiting "
+            f"{self.waiting_share:.1%} of the time, {self.queue_depth:.1f} batches ready; "
+            f"ms per batch: {stages}"
+        )
+
+
+class Recorder:
+    """Where a running loader notes what happens."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stages_ns: dict[str, int] = dict.fromkeys(STAGES, 0)
+        self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
+        self._last_ns: int | None = None  # when the last batch of this iteration was delivered
+
+    def add(self, stage: str, since_ns: int) -> int:
+        """Note the time of a stage that began then; gives the time now."""
+        now = time.perf_counter_ns()
+        with self._lock:
+            self._stages_ns[stage] += now - since_ns
+        return now
+
+    def delivered(self, asked_ns: int, rows: int, masked: int, size: int, ready: int) -> None:
+        """Note a batch that was asked for then and is delivered now."""
+        now = time.perf_counter_ns()
+        since = asked_ns if self._last_ns is None else self._last_ns
+        self._last_ns = now
+        sums = self._sums
+        sums[0] += 1
+        sums[1] += rows
+        sums[2] += masked
+        sums[3] += size
+        sums[4] += now - since
+        sums[5] += now - asked_ns
+        sums[6] += ready
+
+    def paused(self) -> None:
+        """Note that iteration has ended or was broken off: what follows is not part of it."""
+        self._last_ns = None
+
+    def stats(self) -> Stats:
+        """What has been noted so far."""
+        batches, rows, masked, size, elapsed, waiting, depth = self._sums
+        with self._lock:
+            stages = {name: ns / 1e9 for name, ns in self._stages_ns.items()}
+        return Stats(batches, rows, masked, size, elapsed / 1e9, waiting / 1e9, depth, stages)
+
+
+@contextlib.contextmanager
+def _annotated(name: str) -> Iterator[None]:
+    with TraceAnnotation(f"gristmill/{name}"):
+        yield
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def traced(stage: str) -> contextlib.AbstractContextManager[None]:
+    """Shows the stage in a trace of `jax.profiler`, if one is being taken."""
+    return _annotated(stage) if TraceAnnotation.is_enabled() else _NOTHING
