@@ -306,6 +306,17 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """The numpy batch of any step, all of its rows, before any device operator."""
         return self._work.batch_rows(self._checked_step(step, after_the_end=0))
 
+    def host_epoch(self) -> Iterator[Any]:
+        """Numpy batches of the first epoch, each record once and no padding; it does not move.
+
+        All rows on every process, whatever remainder, epochs and steps say of training.
+        """
+        plan = Plan(self.plan.num_records, self.plan.batch_size)
+        work = self._work.replaced(plan=plan, recorder=Recorder())
+        for step in range(plan.steps_per_epoch):
+            start, stop = plan.span(step)
+            yield work.batch_rows(step, np.arange(stop - start))
+
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
         return HostBatches(self._work, None if self.sharder is None else self._placement().rows)

@@ -26,7 +26,7 @@ from loader.spec import (
     spec_of,
     without_rows,
 )
-from loader.transform import SpecUnknown, Stage, call, draws_of, spec_after
+from loader.transform import SpecUnknown, Stage, call, checked_rows, draws_of, spec_after
 
 _INPUT, _DRAWS = "batch", "draws"
 
@@ -48,6 +48,7 @@ class OperatedPlacement:
         for name, leaf in named_leaves(spec):
             if device_dtype(leaf.dtype) is None:
                 raise unplaceable(name, leaf.dtype)
+        self._spec = spec
         self._stages = tuple(stages)
         count = sum(draws_of(stage.transform) for stage in stages)
         rows = (batch_size,) if microbatches is None else (microbatches, batch_size // microbatches)
@@ -67,9 +68,19 @@ class OperatedPlacement:
         self._function = jax.jit(function, out_shardings=self._output.shardings)
         self._has_draws = count > 0
         self.spec = self._output.spec
-        self.table = self._output.table
         self.rows = self._input.rows
         self.place = self._input.place
+
+    def table(self) -> str:
+        """As that of a `Placement`, of what comes out; and what was narrowed on the way in."""
+        narrowed_leaves = [
+            f"{name}: {host.dtype} -> {placed.dtype}, before the device operators"
+            for (name, host), placed in zip(
+                named_leaves(self._spec), jax.tree.leaves(narrowed(self._spec)), strict=True
+            )
+            if host.dtype != placed.dtype
+        ]
+        return "\n".join([self._output.table(), *narrowed_leaves])
 
     def with_draws(self, host_batch: Any, start: int) -> dict[str, Any]:
         """What is to be placed: the batch, and the draws of its rows from position `start` on."""
@@ -91,10 +102,9 @@ class OperatedPlacement:
 
     def _on_rows(self, taken: dict[str, Any]) -> Any:
         batch, draws = taken[_INPUT], taken.get(_DRAWS)
-        masked = isinstance(batch, dict) and VALID_MASK in batch
-        rows = {k: v for k, v in batch.items() if k != VALID_MASK} if masked else batch
-        count = len(jax.tree.leaves(batch)[0])
-        valid = batch[VALID_MASK] if masked else jnp.ones(count, bool)
+        count = self._rows_shape[-1]
+        rows, apart = _rows_and_others(batch, count)
+        valid = apart.get(VALID_MASK, jnp.ones(count, bool))
         first = 0
         for stage in self._stages:
             last = first + draws_of(stage.transform)
@@ -103,17 +113,29 @@ class OperatedPlacement:
                 spec_after(
                     stage.transform, stage.name, without_rows(spec_of(rows)), try_zeros=False
                 )
-            rows, first = call(stage.transform, rows, own, valid), last
+            rows = checked_rows(stage, call(stage.transform, rows, own, valid), count)
+            first = last
+            if apart and not isinstance(rows, dict):
+                raise ValueError(
+                    f"operator {stage.name} returned a {type(rows).__name__}: a batch with a mask "
+                    "is a dict, and must stay one"
+                )
             refuse_mask_key(rows)
-            for leaf in jax.tree.leaves(rows):
-                if leaf.shape[:1] != (count,):
-                    raise ValueError(
-                        f"operator {stage.name} was given {count} rows and made a leaf of shape "
-                        f"{leaf.shape}: it must return arrays with as many rows as it is given"
-                    )
-        if not masked:
-            return rows
-        return {**jax.tree.map(lambda leaf: _zeroed(leaf, valid), rows), VALID_MASK: valid}
+        if VALID_MASK in apart:
+            rows = jax.tree.map(lambda leaf: _zeroed(leaf, valid), rows)
+        return {**rows, **apart} if apart else rows
+
+
+def _rows_and_others(batch: Any, count: int) -> tuple[Any, dict[str, Any]]:
+    """The leaves that have rows, and the rest of the batch: the mask, and what has no rows."""
+    if not isinstance(batch, dict):
+        return batch, {}
+    apart = {
+        key: leaves
+        for key, leaves in batch.items()
+        if key == VALID_MASK or any(leaf.shape[:1] != (count,) for leaf in jax.tree.leaves(leaves))
+    }
+    return {key: leaves for key, leaves in batch.items() if key not in apart}, apart
 
 
 def _zeroed(leaf: Any, valid: Any) -> Any:
@@ -123,7 +145,7 @@ def _zeroed(leaf: Any, valid: Any) -> Any:
 def _input_shardings(taken: Spec, output: Placement, row_axes: int) -> Any:
     """Where inputs go: as in the output if they pass unchanged, else split by rows."""
     made = dict(jax.tree_util.tree_flatten_with_path(output.spec)[0])
-    mask = output.spec[VALID_MASK] if isinstance(output.spec, dict) else None
+    mask = output.spec.get(VALID_MASK) if isinstance(output.spec, dict) else None
     like = mask if mask is not None else next(iter(made.values()))
     by_rows = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[:row_axes]))
 

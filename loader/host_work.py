@@ -18,7 +18,7 @@ from loader.batchers import BatcherModule
 from loader.order import Order
 from loader.permutation import Int64s
 from loader.plan import Plan
-from loader.sources.source import first_row, locate, read_rows, record_spec
+from loader.sources.source import first_rows, locate, read_rows, record_spec
 from loader.spec import (
     Spec,
     is_ragged,
@@ -111,22 +111,23 @@ class HostWork:
             read, indices = self._read(step, indices, valid)
         began = self.recorder.add("read", began)
         try:
-            operated = read
+            made = read
             if self.stages and read is not None:
                 with traced("operators"):
-                    operated = self._operated(read, start + wanted[valid], valid)
+                    made = self._operated(read, start + wanted[valid], valid)
                 began = self.recorder.add("operators", began)
-            if operated is None:
-                operated = zero_rows(self.row_spec, 0)
+            if made is None:
+                made = zero_rows(self.row_spec, 0)
             with traced("batch"):
-                batch = self._collate(operated, valid)
+                batch = self._collate(made, valid)
             refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
             self.recorder.add("batch", began)
         except RowError as error:
             record = locate(self.source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
-        except Exception:
-            self._refuse_other_record(read, indices)  # which would explain it better
+        except Exception as error:
+            if (other := self._other_record(read, indices)) is not None:
+                error.add_note(other)
             raise
         return batch if self.microbatches is None else self._split(batch, len(wanted))
 
@@ -157,11 +158,12 @@ class HostWork:
                 return None
         return _settled(rows, self.row_spec)
 
-    def _refuse_other_record(self, rows: Any, indices: Int64s) -> None:
-        """Raise `ValueError` if what was read is not what the source's records look like."""
+    def _other_record(self, rows: Any, indices: Int64s) -> str | None:
+        """In words, a record that was read and is not what the source's records look like."""
         if rows is None:
-            return
+            return None
         expected = record_spec(self.source)
+        fixed = hasattr(self.source, "record_spec")  # else lengths are only those of the first
         for index, record in zip(indices.tolist(), unstack(rows), strict=True):
             like = spec_of(record)
             if jax.tree.structure(like) != jax.tree.structure(expected):
@@ -169,13 +171,14 @@ class HostWork:
             for (name, got), want in zip(
                 named_leaves(like), jax.tree.leaves(expected), strict=True
             ):
-                if got.dtype != want.dtype or not _fits(got.shape, want.shape):
-                    raise ValueError(
-                        f"record {locate(self.source, index)}: leaf {name!r} is "
+                if got.dtype != want.dtype or (fixed and not _fits(got.shape, want.shape)):
+                    return (
+                        f"(record {locate(self.source, index)}: leaf {name!r} is "
                         f"{got.dtype}{list(got.shape)} where records of this source are "
                         f"{want.dtype}{list(want.shape)}: write that record anew, or make them "
-                        "alike when they are parsed"
+                        "alike when they are parsed)"
                     )
+        return None
 
     def _refuse_gaps(self, there: np.ndarray) -> None:
         if not (self.batcher.pads or there.all()):
@@ -191,6 +194,13 @@ class HostWork:
         if stop - start == part.size:
             return part
         return np.concatenate([part, self.records(first + block.size, stop)])
+
+    def record_at(self, position: int) -> str:
+        """The record at a position, in words."""
+        record = int(self.records(position, position + 1)[0])
+        if self._by_epoch:
+            record += position // self.plan.num_records * self.plan.num_records
+        return locate(self.source, record)
 
     def _block_at(self, position: int) -> tuple[int, Int64s]:
         """The block that holds a position, and where it begins."""
@@ -242,8 +252,19 @@ class HostWork:
         return spec
 
     def _first_row(self) -> Any:
-        rows, _ = apply_stages(self.stages, first_row(self.source), np.zeros(1, int), keep_all=True)
-        return rows
+        """The first record that is there, and that filters let pass, after the operators."""
+        for index, row in first_rows(self.source):
+            try:
+                rows, kept = apply_stages(self.stages, row, np.zeros(1, int))
+            except RowError as error:
+                record = locate(self.source, index)
+                raise ValueError(f"record {record}, read to see its shape: {error}") from error
+            if kept is None or kept.size:
+                return rows
+        raise ValueError(
+            "none of the first records passes the filters, so the shape of a record is not known: "
+            "give the operators behind the filter an output_spec"
+        )
 
     def batch_spec(self) -> Any:
         """The spec of a whole batch, as the host gives it."""

@@ -32,14 +32,20 @@ class Mapped:
                     "loader; a source must give the same records every time"
                 )
         if getattr(self._source, "by_epoch", False):
-            raise ValueError("a source whose records change from epoch to epoch cannot be mapped")
+            raise ValueError(
+                "a source whose records may change from epoch to epoch cannot be mapped: map the "
+                "components of a Mixture, or the source that a grain.MapDataset is made from"
+            )
         self._stages = [operator.stage() for operator in self._operators]
+        self._digest = digest([operator.fingerprint() for operator in self._operators])
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Any:
-        return jax.tree.map(lambda leaf: leaf[0], self.gather(np.array([index])))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"record {index} of a source of {len(self)}")
+        return jax.tree.map(lambda leaf: leaf[0], self.gather(np.array([index % len(self)])))
 
     def gather(self, indices: Int64s) -> Any:
         rows, there = read_rows(self._source, indices, ragged=True)
@@ -63,8 +69,9 @@ class Mapped:
         return spec
 
     def fingerprint(self) -> dict[str, Any]:
-        operators = [operator.fingerprint() for operator in self._operators]
-        return {**fingerprint(self._source), "mapped": digest(operators)}
+        inner = fingerprint(self._source)
+        before = [inner["mapped"]] if "mapped" in inner else []  # of a source that is mapped itself
+        return {**inner, "mapped": [*before, self._digest]}
 
     def locate(self, record: int) -> str:
         return locate(self._source, record)

@@ -138,8 +138,7 @@ class OperatorModule(StructuralModule):
             rows, draws = jax.tree.map(jnp.asarray, (elements, stage.draw(positions)))
             rows, kept = call(stage.transform, rows, draws, jnp.ones(count, bool)), None
         else:
-            rows = jax.tree.map(np.copy, elements)  # a transform may write into its rows
-            rows, kept = apply_stages([stage], rows, positions)
+            rows, kept = apply_stages([stage], elements, positions)
         self.count(count if kept is None else kept.size, 0 if kept is None else count - kept.size)
         return rows
 

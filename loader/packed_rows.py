@@ -82,8 +82,8 @@ def padding_of(name: str, dtype: Any, pad_value: Any) -> Any:
         value = None
     if value is None or value.ndim or not (value == pad_value or value != value):
         raise ValueError(
-            f"pad_value={pad_value!r} is no value of leaf {name!r}, which is {dtype}: give one "
-            "that is, such as pad_value=0"
+            f"{pad_value!r} is no value to pad leaf {name!r} with, which is {dtype}: give one that "
+            "it can hold, such as 0"
         )
     return value
 

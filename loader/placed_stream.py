@@ -70,8 +70,8 @@ def place_batch(
     """What of this batch goes onto the devices, there."""
     start, stop = work.plan.span(step)
 
-    def record_of(row: int) -> int | None:
-        return int(work.records(start, stop)[row]) if row < stop - start else None
+    def record_of(row: int) -> str | None:
+        return work.record_at(start + row) if row < stop - start else None
 
     began = time.perf_counter_ns()
     with traced("place"):

@@ -58,7 +58,7 @@ class Placement:
         starts = np.arange(np.prod(self._rows_shape[:-1], dtype=int)) * self._rows_shape[-1]
         return (starts[:, None] + self._columns).ravel()
 
-    def place(self, host_batch: Any, record_of: Callable[[int], int | None]) -> Any:
+    def place(self, host_batch: Any, record_of: Callable[[int], str | None]) -> Any:
         """The rows of this process, as arrays of the whole batch.
 
         `record_of` names the record of a row, for an error.
@@ -71,7 +71,7 @@ class Placement:
         return jax.tree.unflatten(self._tree, placed)
 
     def _narrowed(
-        self, leaves: list[Any], record_of: Callable[[int], int | None]
+        self, leaves: list[Any], record_of: Callable[[int], str | None]
     ) -> list[np.ndarray | jax.Array]:
         """The leaves in the dtypes of the spec. `ValueError` for an integer that does not fit."""
         narrow = []
@@ -86,7 +86,7 @@ class Placement:
         return narrow
 
     def _does_not_fit(
-        self, name: str, leaf: Any, small: Any, record_of: Callable[[int], int | None]
+        self, name: str, leaf: Any, small: Any, record_of: Callable[[int], str | None]
     ) -> ValueError:
         where = tuple(np.argwhere(small != leaf)[0].tolist())
         rows_shape = self._rows_shape

@@ -16,8 +16,8 @@ attributes these are looked at, all of them optional:
 - `rows_at_once`: of a row-wise transform whose results are large. On the host it and the row-wise
   ones behind it are applied to so many rows at a time, so that memory stays small and warm.
 
-On the host a transform sees only rows that are there, never padding. It may write into the arrays
-it is given, which were made for this batch, but not into the arrays that make up a ragged leaf.
+On the host a transform sees only rows that are there, never padding, and gives new arrays: those it
+is given may be shared, with another leaf or with the source.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ import numpy as np
 from loader.digest import qualified_name
 from loader.draws import Uniforms, draw, generator
 from loader.permutation import Int64s
-from loader.sources.source import stack
+from loader.sources.source import UnlikeRecordError, stack
 from loader.spec import Spec, named_leaves, spec_of, unstack, without_rows, zero_rows
 
 Transform = Any  # a callable as described above
@@ -66,8 +66,12 @@ def sides(transform: Transform) -> tuple[str, ...]:
 
 
 def is_jax(rows: Any) -> bool:
-    """Whether these rows are on a device, or traced."""
-    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(rows))
+    """Whether these rows are on a device, or traced. PRNG keys, always JAX's own, do not count."""
+    return any(_is_jax(leaf) for leaf in jax.tree.leaves(rows))
+
+
+def _is_jax(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def namespace(rows: Any) -> Any:
@@ -106,17 +110,12 @@ class Stage:
 
 
 def apply_stages(
-    stages: Sequence[Stage], rows: Any, positions: Int64s, *, keep_all: bool = False
+    stages: Sequence[Stage], rows: Any, positions: Int64s
 ) -> tuple[Any, Int64s | None]:
-    """The rows after all stages, and which of the rows given are left (None: all of them).
-
-    With `keep_all`, filters are passed over.
-    """
+    """The rows after all stages, and which of the rows given are left (None: all of them)."""
     kept = None
     for group in _groups(stages):
         stage = group[0]
-        if filters(stage.transform) and keep_all:
-            continue
         try:
             if len(group) > 1:
                 rows = _by_few_rows(group, rows, positions)
@@ -134,7 +133,9 @@ def apply_stages(
                 if not positions.size:
                     break
         else:
-            rows = _checked_rows(stage, result, len(positions))
+            rows = checked_rows(stage, result, len(positions))
+            if is_jax(rows):  # of a function that uses JAX: on the host, all goes on in numpy
+                rows = jax.tree.map(lambda x: np.asarray(x) if _is_jax(x) else x, rows)
     return rows, kept
 
 
@@ -172,7 +173,7 @@ def _by_few_rows(group: Sequence[Stage], rows: Any, positions: Int64s) -> Any:
                 part = _called(stage, part, None if drawn is None else drawn[some])
             except RowError as error:
                 raise RowError(start + error.row, str(error)) from error.__cause__
-            part = _checked_rows(stage, part, min(size, count - start))
+            part = checked_rows(stage, part, min(size, count - start))
         leaves, tree = jax.tree.flatten(part)
         if not whole:
             whole = [np.empty((count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
@@ -182,7 +183,8 @@ def _by_few_rows(group: Sequence[Stage], rows: Any, positions: Int64s) -> Any:
     return jax.tree.unflatten(tree, whole)
 
 
-def _checked_rows(stage: Stage, rows: Any, count: int) -> Any:
+def checked_rows(stage: Stage, rows: Any, count: int) -> Any:
+    """What a stage gave, if it is rows, as many as it was given."""
     leaves = jax.tree.leaves(rows)
     if not leaves:
         raise ValueError(f"operator {stage.name} returned {rows!r}, no rows")
@@ -226,7 +228,7 @@ def spec_after(transform: Transform, name: str, spec: Spec, *, try_zeros: bool =
             rows = call(transform, zero_rows(spec, 1), draws, np.ones(1, bool))
     except Exception as error:  # not made for zeros: it may decode, look up, check
         raise SpecUnknown(f"{name}: {error}") from error
-    return without_rows(spec_of(_checked_rows(Stage(transform, name), rows, 1)))
+    return without_rows(spec_of(checked_rows(Stage(transform, name), rows, 1)))
 
 
 # The transforms that callables and Grain's transformations become
@@ -295,4 +297,7 @@ def _at_row(fn: Callable[..., Any], row: int, *arguments: Any) -> Any:
 
 
 def _restacked(records: list[Any]) -> Any:
-    return stack(records, [f"at row {row}" for row in range(len(records))], ragged=True)
+    try:
+        return stack(records, ragged=True)
+    except UnlikeRecordError as error:
+        raise RowError(error.number, f"of what was returned, counted in rows, {error}") from error

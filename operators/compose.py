@@ -7,8 +7,10 @@ from typing import Any, Unpack
 
 import jax
 import numpy as np
+from flax import nnx
 
 from loader.operator import OperatorModule, OperatorOptions, as_operator
+from loader.sources.merging import merged_rows
 from loader.spec import Spec
 from loader.transform import (
     RowError,
@@ -65,13 +67,27 @@ class _Sequence(_Parts):
         return spec
 
 
-class Sequence(OperatorModule):
+class _Composed(OperatorModule):
+    """An operator made of operators, whose transforms are taken when a loader is made."""
+
+    def __init__(
+        self, transform: _Parts, operators: list[OperatorModule], **options: Unpack[OperatorOptions]
+    ) -> None:
+        super().__init__(transform, **options)
+        self._operators = nnx.List(operators)
+
+    def ready_transform(self) -> Any:
+        ready = tuple(operator.ready_transform() for operator in self._operators)
+        return dataclasses.replace(self.transform, transforms=ready)
+
+
+class Sequence(_Composed):
     """Operators one after the other, as one."""
 
     def __init__(self, operators: Iterable[Any], **options: Unpack[OperatorOptions]) -> None:
-        transforms, labels, on = _parts(operators)
+        parts, transforms, labels, on = _parts(operators)
         options.setdefault("on", on)
-        super().__init__(_Sequence(transforms, labels), **options)
+        super().__init__(_Sequence(transforms, labels), parts, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,23 +121,17 @@ class _Choice(_Parts):
 
     def _split(self, rows: Any, draws: np.ndarray, chosen: np.ndarray) -> Any:
         """Each on the rows for which it was chosen."""
-        merged: list[np.ndarray] | None = None
-        tree = None
-        for number in range(len(self.transforms)):
+        parts: dict[str, tuple[Any, Any]] = {}
+        for number, label in enumerate(self.labels):
             where = np.flatnonzero(chosen == number)
-            if not where.size:
-                continue
-            own = jax.tree.map(lambda leaf, where=where: leaf[where], rows)
-            try:
-                result = self.part(number, own, draws[where], None, 1)
-            except RowError as error:
-                raise RowError(int(where[error.row]), str(error)) from error.__cause__
-            leaves, tree = jax.tree.flatten(result)
-            if merged is None:
-                merged = [np.empty((len(chosen), *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-            for into, leaf in zip(merged, leaves, strict=True):
-                into[where] = leaf
-        return jax.tree.unflatten(tree, merged) if tree is not None else rows  # pyright: ignore[reportArgumentType]
+            if where.size:
+                own = jax.tree.map(lambda leaf, where=where: leaf[where], rows)
+                try:
+                    result = self.part(number, own, draws[where], None, 1)
+                except RowError as error:
+                    raise RowError(int(where[error.row]), str(error)) from error.__cause__
+                parts[f"{label} ({number})"] = result, where
+        return merged_rows(parts, ragged=True)
 
     def output_spec(self, spec: Spec) -> Spec:
         specs = [spec_after(t, n, spec) for t, n in zip(self.transforms, self.labels, strict=True)]
@@ -134,7 +144,7 @@ class _Choice(_Parts):
         return specs[0]
 
 
-class Choice(OperatorModule):
+class Choice(_Composed):
     """For each row one of several operators, by chance; None among them leaves the row as it is.
 
     `probabilities` add up to 1; without them all are as likely.
@@ -147,7 +157,7 @@ class Choice(OperatorModule):
         **options: Unpack[OperatorOptions],
     ) -> None:
         given = [_Nothing() if item is None else item for item in operators]
-        transforms, labels, on = _parts(given)
+        parts, transforms, labels, on = _parts(given)
         if any(mixes_rows(transform) for transform in transforms):
             raise ValueError(
                 "Choice decides row by row, so an operator that mixes rows has no part"
@@ -155,13 +165,14 @@ class Choice(OperatorModule):
         if probabilities is None:
             probabilities = [1 / len(transforms)] * len(transforms)
         chances = tuple(float(p) for p in probabilities)
-        if len(chances) != len(transforms) or min(chances) < 0 or abs(sum(chances) - 1) > 1e-6:
+        fit = len(chances) == len(transforms) and all(chance >= 0 for chance in chances)
+        if not (fit and abs(sum(chances) - 1) <= 1e-6):  # so that NaN is refused
             raise ValueError(
                 f"Choice among {len(transforms)} operators needs as many probabilities, none "
                 f"negative, that add up to 1, got {list(chances)}"
             )
         options.setdefault("on", on)
-        super().__init__(_Choice(transforms, labels, chances), **options)
+        super().__init__(_Choice(transforms, labels, chances), parts, **options)
 
 
 class _Nothing(OperatorModule):
@@ -180,8 +191,10 @@ class _Unchanged:
         return spec
 
 
-def _parts(given: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[str, ...], Any]:
-    """The transforms of some operators, their names, and the side they run on."""
+def _parts(
+    given: Iterable[Any],
+) -> tuple[list[OperatorModule], tuple[Any, ...], tuple[str, ...], Any]:
+    """Operators, their transforms, their names, and the side they run on."""
     operators = [as_operator(item) for item in given]
     if not operators:
         raise ValueError("no operators given: name at least one")
@@ -198,5 +211,6 @@ def _parts(given: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[str, ...], Any]
         raise ValueError(
             f"{[f'{o.label} on the {o.on}' for o in operators]}: give all of them the same on=..."
         )
-    transforms = tuple(operator.ready_transform() for operator in operators)
-    return transforms, tuple(o.label for o in operators), told.pop() if told else "host"
+    transforms = tuple(operator.transform for operator in operators)
+    side = told.pop() if told else "host"
+    return operators, transforms, tuple(operator.label for operator in operators), side

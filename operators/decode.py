@@ -1,6 +1,7 @@
 """From the bytes of an image file to its pixels."""
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -87,7 +88,11 @@ class DecodeImage(OperatorModule):
 
 def two_sizes(size: int | Sequence[int]) -> tuple[int, int]:
     """A height and a width from what the user gave."""
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+    pair: Any = (size, size) if hasattr(size, "__index__") else size
+    try:
+        height, width = (operator.index(number) for number in pair)
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
         raise ValueError(f"size must be a positive int or (height, width), got {size!r}")
-    return pair[0], pair[1]
+    return height, width

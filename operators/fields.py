@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from loader.operator import OperatorModule, OperatorOptions
-from loader.placement import survives
-from loader.spec import Spec
+from loader.spec import Spec, is_ragged, ragged_leaf
 from loader.transform import RowError, is_jax, namespace
-from operators.leaves import get, name_of, names_of, put, without
+from operators.leaves import frozen, get, has, name_of, names_of, put, without
 
 _BOTH = ("host", "device")
 
@@ -47,7 +46,7 @@ class _Rename:
         for old, _ in self.names:
             rows = without(rows, old)
         for (old, new), value in zip(self.names, values, strict=True):
-            if new in rows:
+            if has(rows, new):
                 raise ValueError(f"cannot rename {old!r}: there is a leaf {new!r} already")
             rows = put(rows, new, value)
         return rows
@@ -69,13 +68,20 @@ class _Cast:
 
     def __call__(self, rows: Any) -> Any:
         for name, dtype in self.dtypes:
-            leaf = get(rows, name)
-            cast = leaf.astype(np.dtype(dtype))
-            if not is_jax(leaf) and cast.dtype.kind in "iu" and not survives(leaf, cast):
-                where = tuple(np.argwhere(leaf != cast)[0].tolist())
-                raise RowError(
-                    where[0], f"leaf {name!r} holds {leaf[where]}, which does not fit {dtype}"
+            leaf, wanted = get(rows, name), np.dtype(dtype)
+            if is_jax(leaf):
+                if wanted.kind in "iu" and not np.can_cast(leaf.dtype, wanted):
+                    raise ValueError(
+                        f"leaf {name!r} is {leaf.dtype}, and a device does not say which values do "
+                        f"not fit {dtype}: cast it on the host"
+                    )
+                cast = leaf.astype(wanted)
+            elif is_ragged(leaf):
+                cast = ragged_leaf(
+                    [_cast(row, name, leaf[row], wanted) for row in range(len(leaf))]
                 )
+            else:
+                cast = _cast(None, name, leaf, wanted)
             rows = put(rows, name, cast)
         return rows
 
@@ -86,10 +92,26 @@ class _Cast:
         return spec
 
 
+def _cast(row: int | None, name: str, values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """The values in another dtype; `RowError` for one that an integer dtype cannot hold."""
+    with np.errstate(invalid="ignore"):
+        cast = values.astype(dtype)
+    if dtype.kind in "iu" and values.dtype.kind in "iuf":
+        info = np.iinfo(dtype)
+        whole = np.trunc(values) if values.dtype.kind == "f" else values
+        unfit = ~((whole >= info.min) & (whole <= info.max) & (whole == cast))
+        if unfit.any():
+            where = tuple(np.argwhere(unfit)[0].tolist())
+            at = where[0] if row is None else row
+            raise RowError(at, f"leaf {name!r} holds {values[where]}, which does not fit {dtype}")
+    return cast
+
+
 class Cast(OperatorModule):
     """Gives leaves other dtypes: `Cast("label", np.int32)` or `Cast({"label": np.int32, ...})`.
 
-    An integer that does not fit is an error that names the record; floats are rounded.
+    Floats become integers by leaving out their fraction. A value that an integer dtype cannot hold
+    is an error that names the record; on the device, where that cannot be told, it is refused.
     """
 
     def __init__(
@@ -125,4 +147,4 @@ class Constant(OperatorModule):
     """Adds a leaf that is the same in every record."""
 
     def __init__(self, leaf: str, value: Any, **options: Unpack[OperatorOptions]) -> None:
-        super().__init__(_Constant(name_of(leaf), np.asarray(value)), **options)
+        super().__init__(_Constant(name_of(leaf), frozen(value)), **options)

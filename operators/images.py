@@ -1,8 +1,8 @@
 """Resizing, cropping and flipping images (height, width, channels).
 
 Each works on the host, where images may still differ in size, and on the device, where they do
-not; on the same draws both give the same pixels, but for the last bit of a rounding. Where several
-leaves are named (an image and its segmentation), all are treated alike.
+not; on the same draws both give the same bits. Where several leaves are named (an image and its
+segmentation), all are treated alike.
 """
 
 import dataclasses
@@ -77,6 +77,11 @@ class _Resize:
     def output_spec(self, spec: Spec) -> Spec:
         for name in self.names:
             leaf = image_spec(spec, name)
+            if self.method == "linear" and leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2:
+                raise ValueError(
+                    f"leaf {name!r} is {leaf.dtype}, whose values float32 does not hold exactly: "
+                    f"put Cast({name!r}, np.float32) before, or use method='nearest'"
+                )
             shape = (*self.size, leaf.shape[2])
             spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
         return spec
@@ -280,10 +285,9 @@ class _Flip:
                 for row in np.flatnonzero(flip):
                     flipped[row] = _flipped(leaf[row], self.axis)
             else:
-                flipped = leaf if leaf.flags.writeable else leaf.copy()
+                flipped = leaf.copy()
                 for row in np.flatnonzero(flip):
-                    image = flipped[row]
-                    image[...] = _flipped(image, self.axis)
+                    flipped[row] = _flipped(leaf[row], self.axis)
             rows = put(rows, name, flipped)
         return rows
 

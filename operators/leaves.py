@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from loader.spec import named_leaves
 
 
@@ -21,32 +23,74 @@ def name_of(leaf: str) -> str:
     return names_of(leaf)[0]
 
 
+def frozen(value: Any, dtype: Any = None) -> np.ndarray:
+    """A copy that cannot be changed: batches must not follow what happens to the original."""
+    array = np.array(value, dtype)
+    array.flags.writeable = False
+    return array
+
+
+def has(rows: Any, name: str) -> bool:
+    """Whether there is a leaf of this name."""
+    return _find(rows, name) is not None
+
+
 def get(rows: Any, name: str) -> Any:
     """The leaf of this name. `ValueError` names those that there are."""
-    inner = rows
-    for key in name.split("/"):
-        if not isinstance(inner, dict) or key not in inner:
-            raise ValueError(
-                f"there is no leaf {name!r}: there are {[other for other, _ in named_leaves(rows)]}"
-            )
-        inner = inner[key]
-    return inner
+    path = _find(rows, name)
+    if path is None:
+        raise ValueError(
+            f"there is no leaf {name!r}: there are {[other for other, _ in named_leaves(rows)]}"
+        )
+    for key in path:
+        rows = rows[key]
+    return rows
 
 
 def put(rows: Any, name: str, value: Any) -> dict[str, Any]:
     """The rows with this leaf set; what was given is left as it is."""
-    if not isinstance(rows, dict):
-        raise ValueError(
-            f"records must be dicts to hold a leaf {name!r}, they are {type(rows).__name__}"
-        )
-    key, _, rest = name.partition("/")
-    return {**rows, key: put(rows.get(key, {}), rest, value) if rest else value}
+    return _set(rows, _find(rows, name) or name.split("/"), value)
 
 
 def without(rows: Any, name: str) -> dict[str, Any]:
     """The rows less this leaf, and less the dicts that are empty then."""
     get(rows, name)
-    key, _, rest = name.partition("/")
-    inner = without(rows[key], rest) if rest else {}
+    return _dropped(rows, _find(rows, name) or [])
+
+
+def beside(name: str, other: str) -> str:
+    """The name of another leaf in the same dict: `text/ids` beside `text/tokens`."""
+    return "/".join([*name.split("/")[:-1], other])
+
+
+def _find(rows: Any, name: str) -> list[str] | None:
+    """The keys that lead to a leaf. A key may itself hold a "/"."""
+    if not isinstance(rows, dict):
+        return None
+    if name in rows:
+        return [name]
+    parts = name.split("/")
+    for count in range(1, len(parts)):
+        key = "/".join(parts[:count])
+        if key in rows:
+            rest = _find(rows[key], "/".join(parts[count:]))
+            if rest is not None:
+                return [key, *rest]
+    return None
+
+
+def _set(rows: Any, path: list[str], value: Any) -> dict[str, Any]:
+    if not isinstance(rows, dict):
+        raise ValueError(
+            f"records must be dicts to hold a leaf {'/'.join(path)!r}, they are "
+            f"{type(rows).__name__}"
+        )
+    key, *rest = path
+    return {**rows, key: _set(rows.get(key, {}), rest, value) if rest else value}
+
+
+def _dropped(rows: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    key, *rest = path
+    inner = _dropped(rows[key], rest) if rest else {}
     others = {other: value for other, value in rows.items() if other != key}
     return {**others, key: inner} if inner else others

@@ -13,7 +13,7 @@ from loader.spec import Spec
 from loader.transform import rounded
 from operators.leaves import get, name_of, put
 
-_QUANTILES = np.linspace(0, 1, 4097)
+_QUANTILES = np.linspace(0, 1, 4097, dtype=np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class _MixUp:
 
     def __call__(self, rows: Any, draws: Any, valid: Any) -> Any:
         partner = _partners(draws[:, 0], valid)
-        quantiles = scipy.special.betaincinv(self.alpha, self.alpha, _QUANTILES)
-        share = jnp.interp(draws[:, 1], _QUANTILES, quantiles).astype(np.float32)
+        quantiles = scipy.special.betaincinv(self.alpha, self.alpha, _QUANTILES.astype(float))
+        share = jnp.interp(draws[:, 1], _QUANTILES, quantiles.astype(np.float32))
 
         def mixed(leaf: Any) -> Any:
             own = share.reshape(-1, *(1,) * (leaf.ndim - 1))
@@ -38,7 +38,10 @@ class _MixUp:
         images = get(rows, self.image).astype(np.float32)
         labels = get(rows, self.label)
         if labels.ndim == 1:
-            labels = jax.nn.one_hot(labels, self.num_classes, dtype=np.float32)
+            # A class that there is not shows up as NaN in the loss, not as a label of nothing.
+            known = ((labels >= 0) & (labels < self.num_classes))[:, None]
+            one_hot = jax.nn.one_hot(labels, self.num_classes, dtype=np.float32)
+            labels = jnp.where(known, one_hot, jnp.nan)
         rows = put(rows, self.image, mixed(images))
         return put(rows, self.label, mixed(labels.astype(np.float32)))
 
@@ -66,8 +69,9 @@ class MixUp(OperatorModule):
     """Each image becomes a mixture of itself and another of the batch, and so does its label.
 
     Labels are class numbers or probabilities, and come out as probabilities. The share is drawn
-    from Beta(alpha, alpha). What a row is mixed with depends on the batch it stands in: another
-    batch size gives other mixtures, other hosts and threads do not. Padding is never mixed in.
+    from Beta(alpha, alpha). What a row is mixed with depends on the batch it stands in (with
+    microbatches, on its microbatch): another batch size gives other mixtures, other hosts and
+    threads do not. Padding is never mixed in. A label that is no class becomes NaN.
     """
 
     def __init__(
@@ -79,8 +83,8 @@ class MixUp(OperatorModule):
         alpha: float = 0.2,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        if not alpha > 0:
-            raise ValueError(f"alpha must be greater than 0, got {alpha!r}")
+        if not 0 < alpha < float("inf"):
+            raise ValueError(f"alpha must be greater than 0 and finite, got {alpha!r}")
         if not isinstance(num_classes, int) or num_classes < 1:
             raise ValueError(f"num_classes must be a positive int, got {num_classes!r}")
         transform = _MixUp(name_of(image), name_of(label), num_classes, alpha)

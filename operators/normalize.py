@@ -11,7 +11,7 @@ from loader.operator import OperatorModule, OperatorOptions
 from loader.spec import VALID_MASK, Spec
 from loader.structural import StructuralConfig
 from loader.transform import rounded
-from operators.leaves import get, name_of, put
+from operators.leaves import frozen, get, name_of, put
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class Normalize(OperatorModule):
             )
         if missing := {"mean", "std"} - set(stats):
             raise ValueError(f"the statistics of {self.label} lack {sorted(missing)}: {stats}")
-        mean, std = (np.asarray(stats[key], np.float32) for key in ("mean", "std"))
+        mean, std = (frozen(stats[key], np.float32) for key in ("mean", "std"))
         if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
             raise ValueError(
                 f"{self.label} cannot divide by std={std.tolist()} around mean={mean.tolist()}: "
@@ -95,16 +95,17 @@ class Normalize(OperatorModule):
         return _Standardize(self.transform.name, mean, std)
 
     def fit(self, loader: Any, *, per_channel: bool = True) -> dict[str, Any]:
-        """Mean and deviation over the first epoch of a loader, whose place does not change.
+        """Mean and deviation over an epoch of a loader: every record once. It does not move.
 
         One for each channel (place along the last axis), or a single one. All rows are read, on
         every process, so that all have the same statistics.
         """
         total = _Moments(per_channel)
-        for step in range(loader.steps_per_epoch):
-            batch = loader.host_batch_at(step)
+        for batch in loader.host_epoch():
             rows = get(batch, self.transform.name)
             total.add(rows[batch[VALID_MASK]] if VALID_MASK in batch else rows)
+        if not total.count:
+            raise ValueError(f"{self.label} cannot be fitted: the loader has no valid row")
         stats = {"mean": total.mean, "std": np.sqrt(total.squares / total.count)}
         self.set_statistics(stats)
         return stats

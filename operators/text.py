@@ -13,9 +13,10 @@ import numpy as np
 
 from loader.draws import below
 from loader.operator import OperatorModule, OperatorOptions
+from loader.packed_rows import padding_of
 from loader.spec import Spec, is_ragged, ragged_leaf
 from loader.transform import RowError, is_jax, namespace
-from operators.leaves import get, names_of, put
+from operators.leaves import beside, get, has, names_of, put
 
 _BOTH = ("host", "device")
 LOSS_MASK = "loss_mask"
@@ -55,19 +56,21 @@ class _Pad:
                     f"leaf {name!r} has {lengths[row]} items, more than the {self.length} to pad "
                     f"to: put Crop({name!r}, {self.length}) before it",
                 )
-            rows = put(rows, name, self._padded(leaf))
+            rows = put(rows, name, self._padded(name, leaf))
             if number == 0 and self.mask is not None:
                 real = np.arange(self.length) < np.array(lengths, int).reshape(-1, 1)
                 rows = put(rows, self.mask, namespace(rows).asarray(real))
         return rows
 
-    def _padded(self, leaf: Any) -> Any:
+    def _padded(self, name: str, leaf: Any) -> Any:
         if not is_ragged(leaf):
+            value = padding_of(name, leaf.dtype, self.value)
             rest = [(0, 0)] * (leaf.ndim - 2)
             widths = [(0, 0), (0, self.length - leaf.shape[1]), *rest]
-            return namespace(leaf).pad(leaf, widths, constant_values=self.value)
+            return namespace(leaf).pad(leaf, widths, constant_values=value)
         first = leaf[0]
-        padded = np.full((len(leaf), self.length, *first.shape[1:]), self.value, first.dtype)
+        value = padding_of(name, first.dtype, self.value)
+        padded = np.full((len(leaf), self.length, *first.shape[1:]), value, first.dtype)
         for row, sequence in enumerate(leaf):
             padded[row, : len(sequence)] = sequence
         return padded
@@ -75,6 +78,7 @@ class _Pad:
     def output_spec(self, spec: Spec) -> Spec:
         for name in self.names:
             leaf = _sequence_spec(spec, name)
+            padding_of(name, leaf.dtype, self.value)
             shape = (self.length, *leaf.shape[1:])
             spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
         if self.mask is not None:
@@ -181,18 +185,21 @@ class _ShiftTargets:
             raise ValueError(f"leaf {self.name!r} is ragged: put Pad({self.name!r}, ...) before")
         xp = namespace(rows)
         counts = xp.ones(tokens[:, 1:].shape, bool)
-        if self.mask in rows:
-            counts &= rows[self.mask][:, 1:]
-        if _SEGMENTS in rows:
-            segments = rows[_SEGMENTS]
+        if has(rows, self.mask):
+            counts &= get(rows, self.mask)[:, 1:] != 0
+        if has(rows, beside(self.name, _SEGMENTS)):
+            segments = get(rows, beside(self.name, _SEGMENTS))
             counts &= (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        for name in _PER_TOKEN:
-            if name in rows:
-                rows = put(rows, name, rows[name][:, :-1])
+        for name in self._per_token(rows):
+            rows = put(rows, name, get(rows, name)[:, :-1])
         targets = tokens[:, 1:]
         # Copies on the host: two leaves of a batch must not share memory.
         rows = put(rows, self.name, tokens[:, :-1] if is_jax(tokens) else tokens[:, :-1].copy())
         return put(put(rows, self.targets, targets), self.mask, counts)
+
+    def _per_token(self, rows: Any) -> list[str]:
+        """The leaves of packed rows that go with the tokens, as far as there are any."""
+        return [n for other in _PER_TOKEN if has(rows, n := beside(self.name, other))]
 
     def output_spec(self, spec: Spec) -> Spec:
         tokens = _sequence_spec(spec, self.name)
@@ -202,7 +209,7 @@ class _ShiftTargets:
                 f"needed: put Pad({self.name!r}, ...) before"
             )
         length = tokens.shape[0] - 1
-        for name in (self.name, *(name for name in _PER_TOKEN if name in spec)):
+        for name in (self.name, *self._per_token(spec)):
             leaf = get(spec, name)
             shape = (length, *leaf.shape[1:])
             spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))

@@ -71,14 +71,21 @@ class SentencePieceTokenizer:
     """A SentencePiece model, as its bytes."""
 
     model: bytes = dataclasses.field(repr=False)
+    add_bos: bool = False
+    add_eos: bool = False
+    reverse: bool = False
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(ids, np.int32) for ids in _sentence_piece(self.model).encode(list(texts))]
+        options = {"add_bos": self.add_bos, "add_eos": self.add_eos, "reverse": self.reverse}
+        encoded = _sentence_piece(self.model).encode(list(texts), **options)
+        return [np.array(ids, np.int32) for ids in encoded]
 
 
 @functools.lru_cache(8)
 def _hugging_face(json: str) -> Any:
-    return optional("tokenizers", "a Hugging Face tokenizer", "text").Tokenizer.from_str(json)
+    tokenizer = optional("tokenizers", "a Hugging Face tokenizer", "text").Tokenizer.from_str(json)
+    tokenizer.no_padding()  # which would depend on the texts of the batch: Pad does it
+    return tokenizer
 
 
 @functools.lru_cache(8)
@@ -115,7 +122,15 @@ def as_tokenizer(given: Any) -> Tokenizer:
     if hasattr(given, "to_str"):
         return HuggingFaceTokenizer(given.to_str())
     if hasattr(given, "serialized_model_proto"):
-        return SentencePieceTokenizer(given.serialized_model_proto())
+        if getattr(given, "_enable_sampling", False):
+            raise ValueError(
+                "a SentencePieceProcessor with enable_sampling=True gives other tokens each time: "
+                "make it without"
+            )
+        options = {
+            n: bool(getattr(given, f"_{n}", False)) for n in ("add_bos", "add_eos", "reverse")
+        }
+        return SentencePieceTokenizer(given.serialized_model_proto(), **options)
     if hasattr(given, "encode") and dataclasses.is_dataclass(given):
         return given  # pyright: ignore[reportReturnType]
     raise TypeError(
@@ -137,8 +152,20 @@ class _Tokenize:
                 raise RowError(
                     row, f"leaf {self.leaf!r} is a {type(text).__name__}, not a text: decode it"
                 )
-        tokens = ragged_leaf(self.tokenizer.encode(texts))
+        try:
+            tokens = ragged_leaf(self.tokenizer.encode(texts))
+        except Exception as error:
+            raise self._located(texts) or error from error
         return put(without(rows, self.leaf), self.into, tokens)
+
+    def _located(self, texts: list[str]) -> RowError | None:
+        """The error of the first text that cannot be encoded."""
+        for row, text in enumerate(texts):
+            try:
+                self.tokenizer.encode([text])
+            except Exception as error:
+                return RowError(row, f"cannot tokenise {text[:40]!r}: {error}")
+        return None
 
     def output_spec(self, spec: Spec) -> Spec:
         leaf = get(spec, self.leaf)

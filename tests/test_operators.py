@@ -130,7 +130,7 @@ Make = Callable[[], list[Any]]
 HOST: dict[str, Make] = {
     "Select": lambda: [Select("id", "image")],
     "Rename": lambda: [Rename({"image": "picture", "tokens": "ids"})],
-    "Cast": lambda: [Cast({"image": np.float32, "label": np.int8})],
+    "Cast": lambda: [Cast({"image": np.float32, "label": np.float16})],
     "Constant": lambda: [Constant("weights", np.array([1.5, 2.5], np.float32))],
     "Map": lambda: [Map(brighter)],
     "Map, random": lambda: [Map(noisy, random=True, seed=1)],

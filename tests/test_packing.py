@@ -394,8 +394,8 @@ def test_a_record_that_is_filtered_out_is_named_or_left_out():
         ([3, 4], {"leaf": []}, "leaf must be a name or several"),
         ([3, 4], {"leaf": "ids"}, r"no leaf 'ids', they have \['name', 'tokens', 'weights'\]"),
         ([3, 4], {"leaf": "name"}, r"'name' is object\[\], which has no tokens"),
-        ([3, 4], {"pad_value": 0.5}, "pad_value=0.5 is no value of leaf 'tokens', which is int32"),
-        ([3, 4], {"pad_value": float("nan")}, "pad_value=nan is no value of leaf 'tokens'"),
+        ([3, 4], {"pad_value": 0.5}, "0.5 is no value to pad leaf 'tokens' with, which is int32"),
+        ([3, 4], {"pad_value": float("nan")}, "nan is no value to pad leaf 'tokens'"),
         ([3, 40], {}, r'record 1 has length 40.*long="split"'),
     ],
 )

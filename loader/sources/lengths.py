@@ -15,6 +15,7 @@ import numpy as np
 from loader.digest import digest
 from loader.packed_rows import packed_leaves, token_counts
 from loader.packing import Ints, checked_lengths
+from loader.permutation import Int64s
 from loader.sources.coerce import as_source
 from loader.sources.packed import refuse_by_epoch
 from loader.sources.source import fingerprint, read_rows
@@ -27,14 +28,16 @@ def index_lengths(
     leaf: str = "tokens",
     *,
     cache: str | os.PathLike[str] | None = None,
+    refresh: bool = False,
     progress: bool | None = None,
 ) -> Ints:
     """`len(record[leaf])` of every record; 0 for one that is None (filtered out).
 
     This reads the whole source. With `cache="lengths.npy"` the result is kept there, and beside it,
     in `lengths.npy.json`, what it belongs to: it is used again for the same data and leaf, else, or
-    if it is damaged, made anew. `progress` shows a bar on stderr: if that is a terminal, or always,
-    or never.
+    if it is damaged, made anew. Whether the data is the same is seen from its fingerprint and from
+    a few hundred records, read again; where a change may have escaped that, give `refresh=True`.
+    `progress` shows a bar on stderr: if that is a terminal, or always, or never.
     """
     source = as_source(source)
     refuse_by_epoch(source)
@@ -43,8 +46,8 @@ def index_lengths(
     path = Path(cache)
     path.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours of reading
     key = digest({"source": fingerprint(source), "leaf": leaf, "records": len(source)})
-    lengths = _kept(path, key)
-    if lengths is None:
+    lengths = None if refresh else _kept(path, key)
+    if lengths is None or not _still_true(source, leaf, lengths):
         lengths = _indexed(source, leaf, progress)
         _keep(path, key, lengths)
     return lengths
@@ -53,12 +56,34 @@ def index_lengths(
 def _indexed(source: Any, leaf: str, progress: bool | None) -> Ints:
     lengths = np.zeros(len(source), np.int64)
     for start in _shown(range(0, len(source), _RECORDS_AT_ONCE), len(source), progress):
-        part = lengths[start : start + _RECORDS_AT_ONCE]
-        rows, there = read_rows(source, np.arange(start, start + part.size), ragged=True)
-        if rows is not None:
-            (values,) = packed_leaves(rows, [leaf]).values()
-            part[slice(None) if there is None else there] = token_counts(leaf, values)
+        records = np.arange(start, min(start + _RECORDS_AT_ONCE, len(source)))
+        lengths[records] = _lengths_of(source, leaf, records)
     return checked_lengths(lengths)
+
+
+def _lengths_of(source: Any, leaf: str, records: Int64s) -> Int64s:
+    lengths = np.zeros(len(records), np.int64)
+    rows, there = read_rows(source, records, ragged=True)
+    if rows is not None:
+        (values,) = packed_leaves(rows, [leaf]).values()
+        lengths[slice(None) if there is None else there] = token_counts(leaf, values)
+    return lengths
+
+
+def _still_true(source: Any, leaf: str, lengths: Ints) -> bool:
+    """Whether some records have the lengths that were kept, empty ones above all.
+
+    A record that was empty is never read again, so nobody else would notice that it has changed.
+    """
+    empty = np.flatnonzero(lengths == 0)
+    chosen = [_spread(empty), _spread(np.arange(len(lengths)))]
+    records = np.unique(np.concatenate(chosen))
+    return np.array_equal(_lengths_of(source, leaf, records), lengths[records])
+
+
+def _spread(values: Int64s) -> Int64s:
+    """At most `_RECORDS_AT_ONCE` of these, evenly spread."""
+    return values[:: -(-len(values) // _RECORDS_AT_ONCE) or 1]
 
 
 def _shown(starts: range, records: int, progress: bool | None) -> Iterator[int]:

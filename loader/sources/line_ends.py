@@ -7,12 +7,14 @@ import tempfile
 
 import numpy as np
 
+from loader.sources.file_guard import FileGuard
+
 _BLOCK_BYTES = 16 * 2**20
 _NEWLINE = ord("\n")
 _HEADER = 2  # of the index file: size and mtime_ns of the text; the ends follow
 
 
-def line_ends(path: str, data: np.ndarray, index: str | None) -> np.ndarray:
+def line_ends(guard: FileGuard, data: np.ndarray, index: str | None) -> np.ndarray:
     """The place of each line's newline; of a last line without one, the end of the file.
 
     With `index`, a folder, they are kept there, and mapped into memory as long as the file at this
@@ -20,14 +22,13 @@ def line_ends(path: str, data: np.ndarray, index: str | None) -> np.ndarray:
     """
     if index is None:
         return _find(data)
-    stat = os.stat(path)
-    kept = os.path.join(index, _index_name(path))
-    ends = _load(kept, stat)
+    kept = os.path.join(index, _index_name(guard.path))
+    ends = _load(kept, guard)
     if ends is None:
         os.makedirs(index, exist_ok=True)
-        _store(kept, np.concatenate([[stat.st_size, stat.st_mtime_ns], _find(data)]))
-        ends = _load(kept, stat)
-        assert ends is not None, kept
+        ends = _find(data)
+        if guard.is_unchanged():  # else somebody is writing it, and the index would outlive that
+            _store(kept, np.concatenate([[guard.size, guard.mtime_ns], ends]))
     return ends
 
 
@@ -47,13 +48,15 @@ def _index_name(path: str) -> str:
     return f"{os.path.basename(path)}.{folder}.lines.npy"
 
 
-def _load(kept: str, stat: os.stat_result) -> np.ndarray | None:
+def _load(kept: str, guard: FileGuard) -> np.ndarray | None:
     try:
         numbers = np.asarray(np.load(kept, mmap_mode="r"))
     except (OSError, ValueError, EOFError):  # not there, or not whole
         return None
     whole = numbers.ndim == 1 and numbers.dtype == np.int64 and len(numbers) > _HEADER
-    if not whole or numbers[:_HEADER].tolist() != [stat.st_size, stat.st_mtime_ns]:
+    if not whole or numbers[:_HEADER].tolist() != [guard.size, guard.mtime_ns]:
+        return None
+    if not guard.size - 1 <= numbers[-1] <= guard.size:
         return None
     return numbers[_HEADER:]
 

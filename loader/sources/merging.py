@@ -1,6 +1,6 @@
 """Records of several components as those of one source: the spec they share, rows put together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import jax
@@ -10,11 +10,18 @@ import numpy as np
 from loader.permutation import Int64s
 from loader.spec import Spec, is_ragged, named_leaves, without_rows
 
-_REMEDY = "components need records that are alike; make them so with operators, before they meet"
+_REMEDY = "they must be alike where they meet: make them so before, as Mapped(source, [Cast(...)])"
 
 
-def common_spec(specs: Mapping[str, Spec]) -> Spec:
-    """The spec of all components' records, with None for a length that is not fixed in one."""
+def common_spec(specs: Mapping[str, Spec], shown: Set[str] = frozenset()) -> Spec:
+    """The spec of all components' records, with None for a length that is not fixed in one.
+
+    Of those that are `shown`, by their first record, a length is not taken to be fixed.
+    """
+    if len(shown) > 0:
+        lengths = {str([leaf.shape[:1] for leaf in jax.tree.leaves(s)]) for s in specs.values()}
+        if len(lengths) > 1:
+            specs = {n: _ragged(s) if n in shown else s for n, s in specs.items()}
     (first, spec), *others = specs.items()
     for name, own in others:
         expected, came = dict(named_leaves(spec)), dict(named_leaves(own))
@@ -24,6 +31,16 @@ def common_spec(specs: Mapping[str, Spec]) -> Spec:
         _refuse_other_tree(name, own, first, spec)
         spec = jax.tree.map(_joined, spec, own)
     return spec
+
+
+def _ragged(spec: Spec) -> Spec:
+    """The spec with the first axis of every sequence left open."""
+
+    def leave_open(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape: Any = (None, *s.shape[1:]) if len(s.shape) == 1 else s.shape
+        return jax.ShapeDtypeStruct(shape, s.dtype)
+
+    return jax.tree.map(leave_open, spec)
 
 
 def merged_rows(parts: Mapping[str, tuple[Any, Int64s]], *, ragged: bool) -> Any:

@@ -27,8 +27,9 @@ class Mixture:
     a large weight comes round more often than the others. An epoch of the mixture is as long as its
     components together, or `length`, and the next goes on where it ended.
 
-    It shuffles inside and is meant for `order=Sequential()`, the default: under another order, the
-    proportions hold on average only. Components need records that are alike.
+    It shuffles inside, each component over all of its records, and is meant for the default order,
+    `Sequential()`: under another, the proportions hold on average only. Components need records
+    that are alike.
     """
 
     by_epoch = True
@@ -57,7 +58,9 @@ class Mixture:
                     "all weights, too little to be counted: make it larger, or leave it out"
                 )
         self._mixing = Mixing.of(list(self._shares.values()), self._seed)
-        self._spec = common_spec({name: _record_spec(name, s) for name, s in self._sources.items()})
+        specs = {name: _record_spec(name, s) for name, s in self._sources.items()}
+        shown = {name for name, s in self._sources.items() if not hasattr(s, "record_spec")}
+        self._spec = common_spec(specs, shown)
         self._length = (
             sum(map(len, self._sources.values()))
             if length is None
@@ -66,6 +69,10 @@ class Mixture:
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch: without this, Python would go on for ever, as positions do."""
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Any:
         rows, _ = self.read_rows(np.array([index]), ragged=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loader.digest import content_key
+from loader.digest import content_key, digest
 from loader.packed_rows import (
     fill_rows,
     leaf_names,
@@ -96,7 +96,8 @@ class Packed:
                 raise ValueError(
                     f"leaf {name!r} of record {locate(self._source, record)} has "
                     f"{counts[wrong[0]]} tokens where lengths say {self._lengths[record]}: the "
-                    "data has changed since; index it again with index_lengths(source)"
+                    "data has changed since; index it again, index_lengths(source, refresh=True) "
+                    "if there is a cache"
                 )
         return leaves
 
@@ -109,8 +110,10 @@ class Packed:
         return self._plan.fraction_real
 
     def fingerprint(self) -> dict[str, Any]:
-        packing = {"pack": self._settings, "pack.lengths": content_key(self._lengths)}
-        return {**fingerprint(self._source), **packing}
+        inner = fingerprint(self._source)
+        before = [inner[name] for name in ("pack", "pack.lengths") if name in inner]
+        lengths = content_key((before and digest(before), self._lengths))
+        return {**inner, "pack": self._settings, "pack.lengths": lengths}
 
     def locate(self, row: int) -> str:
         """The records that are in this row."""
@@ -129,6 +132,6 @@ def refuse_by_epoch(source: Any) -> None:
     if getattr(source, "by_epoch", False):
         raise ValueError(
             f"{source!r} may give other records in each epoch, and lengths hold for one: give the "
-            "source that it is made from, or list(...) of it if it fits in memory; pack the "
-            "components of a Mixture, and mix what is packed"
+            "source that a grain.MapDataset is made from; pack the components of a Mixture, and "
+            "mix what is packed"
         )

@@ -22,12 +22,15 @@ def expand(paths: Paths, kind: str) -> list[str]:
         if epath.Path(path).exists():
             found.append(path)
         elif any(character in path for character in "*?["):
-            matches = sorted(os.fspath(match) for match in _glob(path))
+            matches = sorted(os.fspath(match) for match in _glob(path) if not match.is_dir())
             if not matches:
                 raise FileNotFoundError(f"no file matches {path!r}")
             found += matches
         else:
             raise FileNotFoundError(f"there is no {kind} file {path!r}")
+    for path in found:
+        if found.count(path) > 1:
+            raise ValueError(f"{path!r} is named twice: its records would come twice")
     return found
 
 

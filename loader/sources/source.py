@@ -14,7 +14,7 @@ a record comes from, for messages. A source made of other sources may offer, in 
 `read_rows(indices, ragged=...)`, which gives what the function here gives.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -23,7 +23,7 @@ import numpy as np
 
 from loader.digest import content_key, qualified_name
 from loader.permutation import Int64s
-from loader.spec import Spec, leaf_name, ragged_leaf, spec_of, without_rows
+from loader.spec import Spec, is_ragged, leaf_name, ragged_leaf, spec_of, without_rows
 
 _SAMPLED_RECORDS = 16
 _RECORDS_TRIED_FOR_A_SPEC = 1000
@@ -103,7 +103,17 @@ def locate(source: Any, record: int) -> str:
 
 def _owned(leaf: Any) -> Any:
     """The leaf, copied if it is a view: operators may write into it, and JAX may keep it."""
+    if is_ragged(leaf):
+        return ragged_leaf([array.copy() for array in leaf])
     return leaf.copy() if isinstance(leaf, np.ndarray) and leaf.base is not None else leaf
+
+
+class UnlikeRecordError(ValueError):
+    """Of some records that were to be stacked, one is unlike the first."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 def stack(
@@ -124,9 +134,10 @@ def stack(
     for number, record in enumerate(records[1:], 1):
         leaves, other = jax.tree.flatten(record, is_leaf=_is_list_of_numbers)
         if other != tree:
-            raise ValueError(
+            raise UnlikeRecordError(
+                number,
                 f"record {names[number]} is built as {other}, record {names[0]} as {tree}: all "
-                "records need the same keys, and lists of the same length"
+                "records need the same keys, and lists of the same length",
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
@@ -162,12 +173,14 @@ def _stack_leaf(leaf: str, values: list[Any], names: Sequence[Any], ragged: bool
         for number, array in enumerate(arrays):
             alike = (array.ndim, array.dtype) == (like.ndim, like.dtype)
             if not alike or (array.shape != like.shape and not ragged):
-                raise ValueError(
+                raise UnlikeRecordError(
+                    number,
                     f"leaf {leaf!r} of record {names[number]} is {array.dtype}{list(array.shape)}, "
                     f"of record {names[0]} {like.dtype}{list(like.shape)}: records of a batch must "
-                    "be alike; pad or crop them to one shape, or cast them, before they are batched"
+                    "be alike; pad or crop them to one shape, or cast them, before they are "
+                    "batched",
                 )
-        return ragged_leaf(arrays)
+        return ragged_leaf([array.copy() for array in arrays])  # stacking copies too
     if isinstance(like, jax.Array) and jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jnp.stack(arrays)
     return np.stack(arrays) if like.ndim else np.array(arrays)
@@ -188,20 +201,21 @@ def record_spec(source: Any) -> Spec:
     """The spec of one record: as the source says, else as its first record shows."""
     if hasattr(source, "record_spec"):
         return source.record_spec()
-    return without_rows(spec_of(first_row(source)))
+    for _, rows in first_rows(source):
+        return without_rows(spec_of(rows))
+    raise ValueError(
+        f"the first {min(len(source), _RECORDS_TRIED_FOR_A_SPEC)} records of the source are all "
+        "filtered out, so the shape of a record is not known: give the source a record_spec() "
+        "method"
+    )
 
 
-def first_row(source: Any) -> Any:
-    """The first record that is there, as stacked rows of one."""
-    tried = min(len(source), _RECORDS_TRIED_FOR_A_SPEC)
-    for index in range(tried):
+def first_rows(source: Any) -> Iterator[tuple[int, Any]]:
+    """The first records that are there, each as stacked rows of one, with its number."""
+    for index in range(min(len(source), _RECORDS_TRIED_FOR_A_SPEC)):
         rows, _ = read_rows(source, np.array([index]))
         if rows is not None:
-            return rows
-    raise ValueError(
-        f"the first {tried} records of the source are all filtered out, so the shape of a record "
-        "is not known: give the source a record_spec() method"
-    )
+            yield index, rows
 
 
 def fingerprint(source: Any) -> Mapping[str, Any]:

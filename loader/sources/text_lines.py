@@ -9,19 +9,23 @@ import jax
 import numpy as np
 
 from loader.permutation import Int64s
+from loader.sources.file_guard import FileGuard
 from loader.sources.line_ends import line_ends
 from loader.sources.paths import Path, Paths, expand_local
 from loader.sources.source import sampled_fingerprint
 from loader.spec import Spec
 
 _SAMPLED_FILES = 256
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LINE_ENDS = (b"\n", b"")  # behind the last line there may be nothing
 
 
 class TextLinesSource:
     r"""Every line of some UTF-8 files, in the order of the files: `{"text": line}`.
 
     `paths` is a path, a glob, or a list of them. A line ends with `\n` or `\r\n`, which are no part
-    of it; empty lines are records, and so is a last line that does not end. The files are mapped
+    of it, and neither is a mark of byte order at the start of a file; empty lines are records, and
+    so is a last line that does not end. The files are mapped
     into memory and searched for lines once; `index`, a folder, keeps what was found for the next
     start, as long as a file's path, size and time of change are the same.
     """
@@ -31,10 +35,11 @@ class TextLinesSource:
     def __init__(self, paths: Paths, *, index: Path | None = None) -> None:
         self.paths = expand_local(paths, "text")
         self._index = None if index is None else os.path.abspath(index)
-        self._files = [_mapped(path) for path in self.paths]
+        self._guards = [FileGuard(path) for path in self.paths]
+        self._files = [_mapped(guard) for guard in self._guards]
         self._ends = [
-            line_ends(path, np.frombuffer(data, np.uint8), self._index) if data else np.empty(0)
-            for path, data in zip(self.paths, self._files, strict=True)
+            line_ends(guard, np.frombuffer(data, np.uint8), self._index) if data else np.empty(0)
+            for guard, data in zip(self._guards, self._files, strict=True)
         ]
         # Record numbers at which files begin, and at last the number of records.
         self._starts = np.cumsum([0, *map(len, self._ends)])
@@ -57,6 +62,7 @@ class TextLinesSource:
         texts = np.empty(len(indices), object)
         files = np.searchsorted(self._starts, indices, side="right") - 1
         for file in np.unique(files).tolist():
+            self._guards[file].refuse_if_cut_off()
             data, ends = self._files[file], self._ends[file]
             places = np.flatnonzero(files == file)
             lines = indices[places] - self._starts[file]
@@ -66,6 +72,10 @@ class TextLinesSource:
                 line = data[begin:end]
                 if line.endswith(b"\r") and end < len(data):
                     line = line[:-1]
+                if begin == 0 and line.startswith(_BYTE_ORDER_MARK):
+                    line = line[len(_BYTE_ORDER_MARK) :]
+                if data[end : end + 1] not in _LINE_ENDS or (begin and data[begin - 1] != 10):
+                    raise self._out_of_date(file)
                 try:
                     texts[place] = line.decode()
                 except UnicodeDecodeError as error:
@@ -75,8 +85,15 @@ class TextLinesSource:
     def _undecodable(self, record: int, error: UnicodeDecodeError) -> ValueError:
         return ValueError(
             f"record {record} ({self.locate(record)}) is not UTF-8: {error.reason} at byte "
-            f"{error.start} of the line; convert the file, for example with "
-            "iconv -f latin1 -t utf-8"
+            f"{error.start} of the line; convert the file (iconv -f latin1 -t utf-8), or unpack it "
+            "if it is compressed"
+        )
+
+    def _out_of_date(self, file: int) -> ValueError:
+        return ValueError(
+            f"lines of {self.paths[file]} do not end where the index says: the file has changed "
+            f"since, or the index is damaged; delete the index, {self._index}, and open the source "
+            "again"
         )
 
     def record_spec(self) -> Spec:
@@ -105,8 +122,7 @@ class TextLinesSource:
         return f"TextLinesSource({len(self.paths)} files, {len(self)} lines)"
 
 
-def _mapped(path: str) -> mmap.mmap | bytes:
-    if os.path.getsize(path) == 0:
+def _mapped(guard: FileGuard) -> mmap.mmap | bytes:
+    if guard.size == 0:
         return b""  # which cannot be mapped
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mmap.mmap(guard.file.fileno(), guard.size, access=mmap.ACCESS_READ)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from loader.permutation import Int64s
+from loader.sources.file_guard import FileGuard
 from loader.sources.paths import expand_local
 from loader.sources.source import sampled_fingerprint
 from loader.spec import Spec
@@ -29,8 +30,12 @@ class TokenWindows:
     ) -> None:
         self.window = _count("length", length)
         self.stride = self.window if stride is None else _count("stride", stride)
-        self.path = _path(tokens) if isinstance(tokens, str | os.PathLike) else None
+        is_path = isinstance(tokens, str | os.PathLike)
+        if isinstance(tokens, list | tuple) and tokens and isinstance(tokens[0], str | os.PathLike):
+            is_path = True
+        self.path = _path(tokens) if is_path else None
         self._dtype = dtype
+        self._guard = None if self.path is None else FileGuard(self.path)
         if self.path is not None:
             self._tokens = _mapped(self.path, dtype)
         elif dtype is not None:
@@ -68,6 +73,8 @@ class TokenWindows:
             raise IndexError(
                 f"records {indices.min()} to {indices.max()} of a source of {len(self)}"
             )
+        if self._guard is not None:
+            self._guard.refuse_if_cut_off()
         return {"tokens": self._windows[indices]}
 
     def record_spec(self) -> Spec:
@@ -112,7 +119,10 @@ def _count(name: str, value: Any) -> int:
 def _path(tokens: Any) -> str:
     paths = expand_local(tokens, "token")
     if len(paths) > 1:
-        raise ValueError(f"{os.fspath(tokens)!r} names {len(paths)} files: TokenWindows takes one")
+        raise ValueError(
+            f"{tokens!r} names {len(paths)} files: TokenWindows takes one; join them "
+            "into one file, or mix them: Mixture({name: (TokenWindows(path, ...), its length)})"
+        )
     return paths[0]
 
 
