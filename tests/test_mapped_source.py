@@ -1,5 +1,6 @@
 """A source seen through operators."""
 
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,31 @@ def test_other_operators_are_other_data():
     state = DataLoader(Mapped(Records(), [Pad("tokens", 20)]), batch_size=5).get_state()
     with pytest.raises(ValueError, match=r"data\.mapped: saved"):
         DataLoader(Mapped(Records(), [Pad("tokens", 20, value=1)]), batch_size=5).set_state(state)
+
+
+def test_records_are_found_by_index_as_in_a_list():
+    source = Mapped({"x": np.arange(4)}, [Map(dict)])
+    assert [int(record["x"]) for record in source] == [0, 1, 2, 3]
+    assert source[-1]["x"] == 3
+    with pytest.raises(IndexError, match="record 4 of a source of 4"):
+        source[4]
+
+
+def test_what_a_mapped_source_is_made_of_is_part_of_what_it_is():
+    def made(by: int) -> DataLoader:
+        return DataLoader(Mapped(Mapped({"x": np.arange(4)}, [Add(by)]), [Map(dict)]), batch_size=2)
+
+    with pytest.raises(ValueError, match=r"data\.mapped: saved"):
+        made(2).set_state(made(1).get_state())
+    made(2).set_state(made(2).get_state())
+
+
+@dataclasses.dataclass(frozen=True)
+class Add:
+    by: int
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return {"x": rows["x"] + self.by}
 
 
 def test_what_would_not_give_the_same_records_every_time_is_refused():

@@ -17,6 +17,7 @@ from loader import DataLoader, Mixture, Packed, Shuffle, Threads, index_lengths
 from loader.mixing import Mixing, shares
 from loader.sources.source import locate, read_rows
 from loader.testing import assert_resumes_exactly, assert_same_batch
+from operators import Pad
 from tests.data import unlike_records
 
 ROOT = Path(__file__).parent.parent
@@ -328,7 +329,7 @@ GOOD = component("a", 4)
         ({"a": (GOOD, 1), "b": (GOOD, 1e-7)}, "component 'b' is less than one in 1,024,000"),
         (
             {"a": (GOOD, 1), "b": ({**GOOD, "x": GOOD["x"][:, :2]}, 1)},
-            r"'x' is float32\[2, 2\] in component 'b' and float32\[3, 2\] in 'a'.*operators",
+            r"'x' is float32\[2, 2\] in component 'b' and float32\[3, 2\] in 'a'.*Mapped",
         ),
         (
             {"a": (GOOD, 1), "b": ({**GOOD, "id": GOOD["id"] * 1.5}, 1)},
@@ -338,6 +339,15 @@ GOOD = component("a", 4)
         ({"a": ((GOOD["id"],), 1), "b": ({"0": GOOD["id"]}, 1)}, "component 'b' are built as"),
     ],
 )
+def test_an_epoch_of_a_mixture_can_be_listed_and_lists_of_any_length_mixed():
+    ragged = [{"tokens": np.arange(n)} for n in (3, 1, 2)]
+    other = [{"tokens": np.arange(n)} for n in (4, 5)]
+    mixture = Mixture({"a": (ragged, 1), "b": (other, 1)})
+    assert len(list(mixture)) == 5
+    loader = DataLoader(mixture, batch_size=5, operators=[Pad("tokens", 8)])
+    assert next(loader)["tokens"].shape == (5, 8)
+
+
 def test_what_cannot_be_mixed_is_refused_by_name(components: Any, message: str):
     with pytest.raises(ValueError, match=message):
         Mixture(components)

@@ -1,6 +1,7 @@
 """Every operator: it resumes, covers, and gives the same rows whatever split, hosts and workers."""
 
 import dataclasses
+import math
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import cv2
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -24,6 +26,7 @@ from loader import (
     LoaderModule,
     MeshSharder,
     OperatorModule,
+    PadBatcher,
     RowError,
     Shuffle,
     Threads,
@@ -827,3 +830,235 @@ def test_a_missing_package_is_named_with_the_extra_to_install(tmp_path: Path):
     assert "DecodeImage needs the package cv2" in done.stdout
     assert "pip install 'gristmill[images]'" in done.stdout
     assert "pip install 'gristmill[text]'" in done.stdout
+
+
+# Found in review
+
+
+def test_an_operator_leaves_what_it_is_given_as_it_was():
+    images = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), np.uint8)
+
+    class Cached:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return {"image": images[index]}
+
+        def gather(self, indices: np.ndarray) -> Any:
+            return {"image": images}  # its own memory
+
+    flip = RandomFlip("image", seed=1, probability=1.0)
+    loader = DataLoader(Cached(), batch_size=6, operators=[flip])
+    assert_same_batch(loader.host_batch_at(0), loader.host_batch_at(0), "asked for twice")
+    twice_seen = MapBatch(lambda rows: {**rows, "other": rows["image"]})
+    batch = DataLoader(images_of(images), batch_size=6, operators=[twice_seen, flip]).host_batch_at(
+        0
+    )
+    assert np.array_equal(batch["other"], images)
+    assert np.array_equal(batch["image"], images[:, :, ::-1])
+
+    def in_place(record: dict[str, Any]) -> dict[str, Any]:
+        record["t"] += 1
+        return record
+
+    records = [{"t": np.arange(n, dtype=np.int32)} for n in (3, 5, 4)]
+    loader = DataLoader(records, batch_size=3, epochs=2, operators=[Map(in_place), Pad("t", 6)])
+    first, second = loader.host_batches()
+    assert_same_batch(second, first, "the second epoch")
+    assert records[1]["t"].tolist() == [0, 1, 2, 3, 4]
+
+
+def images_of(images: np.ndarray) -> dict[str, np.ndarray]:
+    return {"image": images}
+
+
+def test_a_choice_of_unlike_results_is_refused_whatever_the_batch_size():
+    def small(record: dict[str, Any]) -> dict[str, Any]:
+        assert record["x"] > 0
+        return {"v": np.uint8(7), "x": record["x"]}
+
+    def large(record: dict[str, Any]) -> dict[str, Any]:
+        assert record["x"] > 0
+        return {"v": np.float32(0.75), "x": record["x"]}
+
+    loader = DataLoader(
+        {"x": np.arange(1, 9)}, batch_size=8, operators=[Choice([Map(small), Map(large)], seed=0)]
+    )
+    with pytest.raises(ValueError, match=r"leaf 'v' is .* in component 'Map \(1\)'"):
+        next(loader.host_batches())
+
+    def longer(record: dict[str, Any]) -> dict[str, Any]:
+        return {"t": np.concatenate([record["t"], [1]])}
+
+    records = [{"t": np.arange(n % 3 + 1)} for n in range(8)]
+    rows = [
+        rows_by_position(
+            DataLoader(
+                records,
+                batch_size=size,
+                operators=[Choice([Map(longer), None], seed=1), Pad("t", 8)],
+            ).host_batches()
+        )
+        for size in (1, 2, 4, 8)
+    ]
+    for other in rows[1:]:
+        for number, (got, want) in enumerate(zip(other, rows[0], strict=True)):
+            assert_same_batch(got, want, f"row {number}")
+
+
+def test_tokens_do_not_depend_on_the_other_texts_of_a_batch():
+    import tokenizers
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1, "b": 2, "?": 0}, "?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.enable_padding(pad_id=0)
+    rows = {"text": np.array(["a b", "a b a b", "b"], object)}
+    assert [t.tolist() for t in Tokenize(tokenizer=words)(rows)["tokens"]] == [
+        [1, 2],
+        [1, 2, 1, 2],
+        [2],
+    ]
+    with pytest.raises(RowError, match="cannot tokenise"):
+        Tokenize()({"text": np.array(["fine", "\ud800"], object)})
+
+
+def test_names_may_be_paths_or_hold_a_slash():
+    nested = {"x": {"tokens": np.array([[1, 2, 3], [4, 5, 6]])}, "a/b": np.array([1, 300])}
+    padded = Pad("x/tokens", 5, mask="x/loss_mask")(nested)
+    shifted = ShiftTargets("x/tokens", targets="x/targets", mask="x/loss_mask")(padded)
+    assert shifted["x"]["loss_mask"].tolist() == [[True, True, False, False]] * 2
+    assert Cast("a/b", np.int16)(nested)["a/b"].dtype == np.int16
+    assert Rename({"a/b": "c"})(nested)["c"].tolist() == [1, 300]
+    with pytest.raises(ValueError, match="there is a leaf 'x/tokens' already"):
+        Rename({"a/b": "x/tokens"})(nested)
+
+
+def test_a_cast_says_which_value_does_not_fit():
+    for values, dtype in (
+        (np.array([1.5, 300.7]), np.int8),
+        (np.array([1.0, np.nan], np.float32), np.int32),
+        (np.array([1, -2]), np.uint8),
+        (np.array([1.0, 1e20]), np.int64),
+    ):
+        with pytest.raises(RowError, match="which does not fit"):
+            Cast("a", dtype)({"a": values})
+    assert Cast("a", np.int8)({"a": np.array([2.9, -2.9])})["a"].tolist() == [2, -2]
+    with pytest.raises(ValueError, match="cast it on the host"):
+        Cast("a", np.uint8, on="device")({"a": np.array([300])})
+
+
+def test_a_loader_keeps_the_values_it_was_made_with():
+    mean, constant = np.zeros((), np.float32), np.zeros(2)
+    operators = [Normalize("x", mean, np.float32(1)), Constant("c", constant)]
+    loader = DataLoader({"x": np.arange(4.0)}, batch_size=4, operators=operators)
+    before = loader.host_batch_at(0)
+    mean += 5
+    constant[:] = 9
+    assert_same_batch(loader.host_batch_at(0), before, "afterwards")
+    normalize = Normalize("x")
+    sequence = Sequence([normalize])
+    normalize.set_statistics({"mean": 1.0, "std": 2.0})
+    loader = DataLoader({"x": np.arange(4.0)}, batch_size=4, operators=[sequence])
+    assert loader.host_batch_at(0)["x"].tolist() == [-0.5, 0.0, 0.5, 1.0]
+
+
+def test_device_operators_work_behind_any_batcher():
+    data = {"x": np.arange(24.0, dtype=np.float32)}
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    double = MapBatch(lambda rows: {"x": rows["x"] * 2}, on="device")
+    loader = DataLoader(
+        data,
+        batch_size=4,
+        operators=[double],
+        batcher=DefaultBatcher(),
+        remainder="drop",
+        mesh=mesh,
+    )
+    assert next(loader)["x"].tolist() == [0, 2, 4, 6]
+
+    class WithTotal(PadBatcher):
+        def collate(self, rows: Any, valid: np.ndarray) -> Any:
+            return {**super().collate(rows, valid), "total": rows["x"].sum()}
+
+    batch = next(DataLoader(data, batch_size=4, operators=[double], batcher=WithTotal()))
+    assert (batch["x"].tolist(), float(batch["total"])) == ([0, 2, 4, 6], 6.0)
+    for wrong, message in (
+        (lambda rows: (rows["x"],), "operator MapBatch returned a tuple"),
+        (lambda rows: {"x": 3}, "operator MapBatch was given 4 rows; leaf 'x'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DataLoader(data, batch_size=4, operators=[MapBatch(wrong, on="device")]).batch_spec()
+
+
+def test_the_shape_of_records_is_seen_from_one_that_passes_the_filter():
+    def log(record: dict[str, Any]) -> dict[str, Any]:
+        return {"y": math.log(record["x"])}
+
+    operators = [Filter(lambda record: record["x"] > 0), Map(log)]
+    loader = DataLoader({"x": np.arange(8.0)}, batch_size=4, operators=operators)
+    assert loader.batch_spec()["y"].shape == (4,)
+    with pytest.raises(ValueError, match=r"record 0, read to see its shape: Map: .*math domain"):
+        DataLoader({"x": np.arange(8.0)}, batch_size=4, operators=[Map(log)]).batch_spec()
+
+
+def test_an_operators_own_error_arrives_as_it_is():
+    def fails(rows: Any) -> Any:
+        raise RuntimeError("vocabulary file not found")
+
+    records = [{"t": np.arange(n + 1)} for n in range(4)]
+    output = {"t": jax.ShapeDtypeStruct((8,), np.dtype(np.int64))}
+    operators = [MapBatch(fails, output_spec=output)]
+    with pytest.raises(RuntimeError, match="vocabulary file not found"):
+        next(DataLoader(records, batch_size=4, operators=operators).host_batches())
+
+
+def test_keys_among_the_leaves_do_not_send_host_operators_to_jax():
+    records = [{"k": jax.random.key(n), "x": np.int64(n)} for n in range(4)]
+
+    def branch(record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "x": record["x"] + 1 if record["x"] > 1 else record["x"]}
+
+    operators = [
+        Map(branch),
+        Constant("c", np.int64(5)),
+        MapBatch(lambda rows: {**rows, "j": jnp.ones(len(rows["x"]))}),
+    ]
+    batch = DataLoader(records, batch_size=4, operators=operators).host_batch_at(0)
+    assert batch["x"].tolist() == [0, 1, 3, 4]
+    assert batch["c"].dtype == np.int64
+    assert isinstance(batch["j"], np.ndarray)
+
+
+def test_mixup_shows_a_label_that_is_no_class_and_takes_either_precision():
+    data = {"image": np.zeros((4, 2, 2, 1), np.float32), "label": np.array([0, 1, 7, 2], np.int32)}
+    loader = DataLoader(data, batch_size=4, operators=[MixUp(num_classes=3, seed=0)])
+    assert np.isnan(next(loader)["label"]).any()
+    fine = {**data, "label": np.array([0, 1, 1, 2], np.int32)}
+    narrow = next(DataLoader(fine, batch_size=4, operators=[MixUp(num_classes=3, seed=0)]))
+    with jax.enable_x64(True):
+        wide = next(DataLoader(fine, batch_size=4, operators=[MixUp(num_classes=3, seed=0)]))
+    assert_same_batch(narrow, wide, "with x64")
+
+
+def test_fit_sees_every_record_once_whatever_the_remainder():
+    every: list[dict[str, Any]] = [
+        {"remainder": "carry", "epochs": 2},
+        {"remainder": "drop"},
+        {"steps": 1},
+    ]
+    for settings in every:
+        loader = DataLoader({"x": np.arange(3.0)}, batch_size=2, **settings)
+        assert Normalize("x").fit(loader)["mean"] == 1.0
+    empty = DataLoader({"x": np.arange(3.0)}, batch_size=2, operators=[Filter(lambda r: False)])
+    with pytest.raises(ValueError, match="has no valid row"):
+        Normalize("x").fit(empty)
+
+
+def test_explain_shows_what_is_narrowed_before_device_operators():
+    loader = DataLoader(
+        {"image": np.zeros((4, 2, 2, 1), np.float32), "label": np.arange(4)},
+        batch_size=2,
+        operators=[RandomFlip("image", seed=0, on="device")],
+    )
+    assert "label: int64 -> int32" in loader.explain()

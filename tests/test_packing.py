@@ -451,12 +451,14 @@ def test_a_cache_is_used_only_for_the_data_and_the_leaf_it_was_made_of(tmp_path:
         source.reads.clear()
         lengths = index_lengths(source, leaf, cache=cache)
         np.testing.assert_array_equal(lengths, [len(r[leaf]) for r in source.records])
-        return sum(len(read) > 16 for read in source.reads)  # those of the fingerprint are fewer
+        # Those of the fingerprint, and those that check what was kept, are of fewer records.
+        return sum(len(read) > 150 for read in source.reads)
 
-    source, other = Known(documents(small_lengths())), Known(documents(small_lengths() + 1))
-    assert [reads_of(source), reads_of(source), reads_of(other), reads_of(source)] == [1, 0, 1, 1]
-    assert reads_of(source, "weights") == 1
-    np.testing.assert_array_equal(np.load(cache), small_lengths())
+    many = np.tile(small_lengths(), 20)
+    source, other = Known(documents(many)), Known(documents(many + 1))
+    assert [reads_of(source), reads_of(source), reads_of(other), reads_of(source)] == [5, 0, 5, 5]
+    assert reads_of(source, "weights") == 5
+    np.testing.assert_array_equal(np.load(cache), many)
     assert sorted(p.name for p in cache.parent.iterdir()) == ["lengths.npy", "lengths.npy.json"]
     note = cache.with_name("lengths.npy.json")
     for path, damage in (
@@ -468,8 +470,23 @@ def test_a_cache_is_used_only_for_the_data_and_the_leaf_it_was_made_of(tmp_path:
         (note, lambda b: json.dumps({**json.loads(b), "key": "0"}).encode()),
     ):
         path.write_bytes(damage(path.read_bytes()))
-        assert reads_of(source, "weights") == 1
+        assert reads_of(source, "weights") == 5
         assert reads_of(source, "weights") == 0
+    index_lengths(source, "weights", cache=cache, refresh=True)
+    assert sum(len(read) > 150 for read in source.reads) == 5
+
+
+def test_a_cache_that_no_longer_fits_the_records_is_made_anew(tmp_path: Path):
+    lengths = np.full(1000, 3)
+    lengths[501] = 0
+    records = documents(lengths)
+    assert index_lengths(records, cache=tmp_path / "l.npy")[501] == 0
+    records[501] = documents(np.full(1000, 3))[501]  # none of those that the fingerprint samples
+    packed = Packed(records, index_lengths(records, cache=tmp_path / "l.npy"), 8)
+    assert (
+        sum(len(np.unique(row)) - 1 for row in (packed[i]["segment_ids"] for i in range(500)))
+        == 1000
+    )
 
 
 def test_an_interrupted_pass_leaves_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

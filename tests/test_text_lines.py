@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loader.sources.line_ends as line_ends_module
 from loader import DataLoader, TextLinesSource
 from loader.sources import line_ends
 from tests.source_checks import assert_is_a_source_of
@@ -58,8 +59,12 @@ def test_an_index_is_used_until_its_file_changes(tmp_path: Path):
     assert texts(TextLinesSource(paths, index=index)) == LINES
     assert [path.stat().st_mtime_ns for path in kept] == times
     numbers = np.load(kept[0])
-    np.save(kept[0], numbers[:-1])  # shows that it is read: now without the last line
-    assert texts(TextLinesSource(paths, index=index)) == LINES[:3] + LINES[4:]
+    np.save(kept[0], np.delete(numbers, 3))  # shows that it is read: one line end is gone
+    assert texts(TextLinesSource(paths, index=index))[1] == "naïve ☕\r\n"
+    numbers[3] += 1
+    np.save(kept[0], numbers)  # an end that is none
+    with pytest.raises(ValueError, match=r"a\.txt do not end where the index says.*delete"):
+        texts(TextLinesSource(paths, index=index))
 
     stat = paths[0].stat()
     paths[0].write_bytes(FILES["a.txt"].replace("first", "fi\nst").encode())  # of the same size
@@ -108,8 +113,43 @@ def test_files_are_pickled_by_their_paths_and_may_move(tmp_path: Path):
         assert pool.apply(source.fingerprint) == source.fingerprint()
     (tmp_path / "moved").mkdir()
     assert TextLinesSource(write(tmp_path / "moved")).fingerprint() == source.fingerprint()
+    before = source.fingerprint()
     (tmp_path / "a.txt").write_text("other\n")
-    assert TextLinesSource(source.paths).fingerprint() != source.fingerprint()
+    assert TextLinesSource(source.paths).fingerprint() != before
+    with pytest.raises(ValueError, match=r"a\.txt had 34 bytes when it was opened and has 6 now"):
+        source.gather(np.arange(4))
+
+
+def test_a_file_that_grows_while_it_is_searched_leaves_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"aa\nbb\nc")
+    found = line_ends_module._find
+
+    def append_then_find(data: np.ndarray) -> np.ndarray:
+        with path.open("ab") as file:
+            file.write(b"cc\ndd\n")
+        return found(data)
+
+    monkeypatch.setattr(line_ends_module, "_find", append_then_find)
+    assert texts(TextLinesSource(path, index=tmp_path / "index")) == ["aa", "bb", "c"]
+    monkeypatch.undo()
+    again = TextLinesSource(path, index=tmp_path / "index")
+    assert texts(again) == ["aa", "bb", "ccc", "dd"]
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\n\ufefftwo\n".encode())
+    assert texts(TextLinesSource(tmp_path / "a.txt")) == ["one", "\ufefftwo"]
+
+
+def test_a_glob_passes_over_folders_and_a_file_is_named_once(tmp_path: Path):
+    write(tmp_path)
+    for _ in range(2):
+        assert texts(TextLinesSource(tmp_path / "*", index=tmp_path / "index")) == LINES
+    with pytest.raises(ValueError, match=r"a\.txt' is named twice"):
+        TextLinesSource([tmp_path / "a.txt", tmp_path / "*.txt"])
 
 
 def test_text_that_is_not_utf8_is_named_with_file_and_line(tmp_path: Path):

@@ -21,6 +21,7 @@ from loader.sources.packed import refuse_by_epoch
 from loader.sources.source import fingerprint, read_rows
 
 _RECORDS_AT_ONCE = 256
+_RECORDS_CHECKED = 64
 
 
 def index_lengths(
@@ -36,7 +37,7 @@ def index_lengths(
     This reads the whole source. With `cache="lengths.npy"` the result is kept there, and beside it,
     in `lengths.npy.json`, what it belongs to: it is used again for the same data and leaf, else, or
     if it is damaged, made anew. Whether the data is the same is seen from its fingerprint and from
-    a few hundred records, read again; where a change may have escaped that, give `refresh=True`.
+    some hundred records, read again; where a change may have escaped that, give `refresh=True`.
     `progress` shows a bar on stderr: if that is a terminal, or always, or never.
     """
     source = as_source(source)
@@ -82,8 +83,8 @@ def _still_true(source: Any, leaf: str, lengths: Ints) -> bool:
 
 
 def _spread(values: Int64s) -> Int64s:
-    """At most `_RECORDS_AT_ONCE` of these, evenly spread."""
-    return values[:: -(-len(values) // _RECORDS_AT_ONCE) or 1]
+    """At most `_RECORDS_CHECKED` of these, evenly spread."""
+    return values[:: -(-len(values) // _RECORDS_CHECKED) or 1]
 
 
 def _shown(starts: range, records: int, progress: bool | None) -> Iterator[int]:
