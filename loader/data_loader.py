@@ -96,20 +96,24 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         self.workers = Threads(0) if workers is None else workers
         self.prefetch = prefetch
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
-        stages = [operator.stage(place, rngs) for place, operator in enumerate(self.operators)]
+        self._cursor = _Cursor()
+        self._agreed = False
+        self._arrange(source, order, plan, microbatches)
+        if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
+            self._work.check_operators()
+            if self.sharder is not None:
+                self._placement()
+
+    def _arrange(self, source: Any, order: Order, plan: Plan, microbatches: int | None) -> None:
+        """Put the stages together, with the keys of their draws."""
+        stages = [operator.stage(place, self.rngs) for place, operator in enumerate(self.operators)]
         on_host = sum(operator.on == "host" for operator in self.operators)
         self._device_stages = tuple(stages[on_host:])  # they come last
         self._work = HostWork(source, order, plan, stages[:on_host], self.batcher, microbatches)
         keyed = [(o, stage.key) for o, stage in zip(self.operators, stages, strict=True)]
         self._fingerprint = Fingerprint(source, order, keyed, self.batcher)
-        self._cursor = _Cursor()
-        self._agreed = False
         # With jax_enable_x64, and without.
         self._placements: dict[bool, Placement | OperatedPlacement] = {}
-        if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
-            self._work.check_operators()
-            if self.sharder is not None:
-                self._placement()
 
     # Iteration
 
@@ -436,6 +440,20 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         new = super().clone()
         new._cursor = _Cursor(step=self._cursor.step, ended=self._cursor.ended)
         new._work = self._work.replaced(batcher=new.batcher, recorder=Recorder())
+        return new
+
+    def copy(
+        self,
+        *,
+        config: LoaderModuleConfig | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """A loader like this one, at the same place; with other rngs, operators draw by those."""
+        new = super().copy(config=config, rngs=rngs, name=name)
+        if rngs is not None:
+            work = self._work
+            new._arrange(work.source, work.order, work.plan, work.microbatches)
         return new
 
     def __copy__(self) -> Self:

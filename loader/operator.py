@@ -71,11 +71,6 @@ class OperatorModule(StructuralModule):
                 stochastic=random, stream_name=DEFAULT_STREAM if random else None
             )
         own_name = name or type(self).__name__
-        if config.stochastic != random:
-            raise ValueError(
-                f"{own_name} draws {draws_of(transform)} random numbers per row, and its config "
-                f"says stochastic={config.stochastic}: they must agree"
-            )
         if seed is not None and (not random or isinstance(seed, bool) or not _is_int(seed)):
             what = "is not random, so it has no use for one" if not random else "needs an integer"
             raise ValueError(f"{own_name} was given seed={seed!r}: it {what}")
@@ -88,7 +83,12 @@ class OperatorModule(StructuralModule):
         super().__init__(config, rngs=rngs, name=name)
 
     def _check_rngs(self) -> None:
-        """A seed, or the rngs of a loader, may serve as well: the loader checks."""
+        """Rngs may come from the loader, which checks; but the config must fit the transform."""
+        if self.config.stochastic != (draws_of(self.transform) > 0):
+            raise ValueError(
+                f"{self.label} draws {draws_of(self.transform)} random numbers per row, and its "
+                f"config says stochastic={self.config.stochastic}: they must agree"
+            )
 
     def requires_rng_streams(self) -> list[str] | None:
         return None if self.seed is not None else super().requires_rng_streams()

@@ -73,8 +73,24 @@ def token_counts(name: str, leaf: np.ndarray) -> Int64s:
     return np.fromiter(map(len, leaf), np.int64, len(leaf))
 
 
+def checked_padding(pad_value: Any, names: Sequence[str]) -> Any:
+    """One value for all leaves, or pairs of a leaf's name and its value."""
+    if not isinstance(pad_value, Mapping):
+        return pad_value
+    if unknown := sorted(set(pad_value) - set(names)):
+        raise ValueError(f"pad_value names {unknown}, which are not packed: there are {[*names]}")
+    return tuple(sorted(pad_value.items()))
+
+
 def padding_of(name: str, dtype: Any, pad_value: Any) -> Any:
-    """The value behind the tokens of a row, which must be one of the leaf's dtype."""
+    """The value behind the tokens of a row, which must be one of the leaf's dtype.
+
+    One value given for all leaves is for numbers: a mask is always False there.
+    """
+    if isinstance(pad_value, tuple):
+        pad_value = dict(pad_value).get(name, 0)
+    elif dtype == np.bool_:
+        return np.False_
     try:
         with np.errstate(invalid="ignore"):  # NaN as an integer, which is refused below
             value = np.array(pad_value).astype(dtype)

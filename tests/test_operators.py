@@ -29,6 +29,7 @@ from loader import (
     PadBatcher,
     RowError,
     Shuffle,
+    StructuralConfig,
     Threads,
 )
 from loader.digest import content_key
@@ -1062,3 +1063,18 @@ def test_explain_shows_what_is_narrowed_before_device_operators():
         operators=[RandomFlip("image", seed=0, on="device")],
     )
     assert "label: int64 -> int32" in loader.explain()
+
+
+def test_a_copy_with_other_rngs_draws_by_them():
+    data = {"image": np.random.default_rng(0).random((40, 2, 3, 1), np.float32)}
+    loader = DataLoader(
+        data, batch_size=40, operators=[RandomFlip("image")], rngs=nnx.Rngs(augment=0)
+    )
+    other = loader.copy(rngs=nnx.Rngs(augment=1))
+    fresh = DataLoader(
+        data, batch_size=40, operators=[RandomFlip("image")], rngs=nnx.Rngs(augment=1)
+    )
+    assert_same_batch(other.host_batch_at(0), fresh.host_batch_at(0), "with the other rngs")
+    assert not np.array_equal(other.host_batch_at(0)["image"], loader.host_batch_at(0)["image"])
+    with pytest.raises(ValueError, match="says stochastic=False: they must agree"):
+        RandomFlip("image", seed=1).copy(config=StructuralConfig())

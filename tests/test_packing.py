@@ -476,6 +476,24 @@ def test_a_cache_is_used_only_for_the_data_and_the_leaf_it_was_made_of(tmp_path:
     assert sum(len(read) > 150 for read in source.reads) == 5
 
 
+def test_leaves_may_be_padded_each_with_a_value_of_its_own():
+    records = [{"tokens": np.full(3, n), "loss_mask": np.ones(3, bool)} for n in range(1, 4)]
+
+    def row(pad_value: Any) -> Any:
+        leaves = ["tokens", "loss_mask"]
+        return Packed(records, [3] * 3, 8, leaf=leaves, pad_value=pad_value)[0]
+
+    for pad_value in (7, {"tokens": 7}):
+        packed = row(pad_value)
+        padding = packed["segment_ids"] == 0
+        assert padding.sum() in (2, 5)
+        assert (packed["tokens"][padding] == 7).all()
+        assert packed["loss_mask"].tolist() == (~padding).tolist()
+    assert row({"loss_mask": True})["loss_mask"].all()
+    with pytest.raises(ValueError, match=r"pad_value names \['mask'\], which are not packed"):
+        row({"mask": 1})
+
+
 def test_a_cache_that_no_longer_fits_the_records_is_made_anew(tmp_path: Path):
     lengths = np.full(1000, 3)
     lengths[501] = 0

@@ -10,6 +10,7 @@ from flax import nnx
 from loader.batchers.pad_batcher import PadBatcher
 from loader.packed_rows import (
     SEGMENT_IDS,
+    checked_padding,
     fill_rows,
     leaf_names,
     packed_leaves,
@@ -58,7 +59,7 @@ class PackBatcher(PadBatcher):
         self.leaf = leaf_names(leaf)
         self.fit: Fit = fit
         self.long: Long = long
-        self.pad_value = pad_value
+        self.pad_value = checked_padding(pad_value, self.leaf)
 
     def _batches(self, elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[Any]:
         rows: dict[str, np.ndarray] = {}

@@ -33,6 +33,10 @@ def open_store(given: Any, context: ts.Context | None) -> tuple[str, ts.TensorSt
         store = ts.open(spec, read=True, open=True, context=context).result()
     except (ValueError, NotImplementedError) as error:
         kind = FileNotFoundError if str(error).startswith("NOT_FOUND") else ValueError
+        if '"group"' in str(error):
+            raise ValueError(
+                f"{name} is a zarr group, not an array: name an array, a folder inside it"
+            ) from error
         raise kind(
             f"cannot open {name} as a TensorStore array (its metadata is missing, damaged, or asks "
             f"for what this TensorStore lacks): {reason(error)}"

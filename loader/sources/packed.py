@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from loader.digest import content_key, digest
 from loader.packed_rows import (
+    checked_padding,
     fill_rows,
     leaf_names,
     packed_leaves,
@@ -31,7 +32,8 @@ class Packed:
     once, which records share a row. Record i is row i: a dict of `leaf`, or of each of several
     leaves that are of the same length in a record, and of `segment_ids` and `positions`, as
     `loader.packed_rows` says. A record that is a bare array becomes the leaf. All other leaves are
-    dropped. Records of length zero are in no row.
+    dropped. Records of length zero are in no row. Behind the last token stands `pad_value`, one for
+    all leaves or `{leaf: value}`; masks are False there. Rows are the same in every epoch.
     """
 
     fresh_rows = True
@@ -60,12 +62,13 @@ class Packed:
         self._plan = plan_rows(self._lengths, row_length, seed, fit, long)
         if len(self._plan) == 0:
             raise ValueError("all records have length 0: there is nothing to pack")
-        self._pad_value = pad_value
-        self._settings = [self._plan.row_length, int(seed), fit, long, pad_value, self._leaves]
+        self._pad_value = checked_padding(pad_value, self._leaves)
+        packing = [self._plan.row_length, int(seed), fit, long]
+        self._settings = [*packing, self._pad_value, self._leaves]
         if hasattr(self._source, "record_spec"):  # only then is it known without reading
             self.record_spec = self._record_spec
             for name in self._leaves:
-                padding_of(name, self._record_spec()[name].dtype, pad_value)
+                padding_of(name, self._record_spec()[name].dtype, self._pad_value)
 
     def __len__(self) -> int:
         return len(self._plan)
