@@ -26,7 +26,8 @@ from loader.spec import (
     spec_of,
     without_rows,
 )
-from loader.transform import SpecUnknown, Stage, call, checked_rows, draws_of, spec_after
+from loader.stages import Stage
+from loader.transform import SpecUnknown, call, checked_rows, draws_of, spec_after
 
 _INPUT, _DRAWS = "batch", "draws"
 
@@ -113,7 +114,7 @@ class OperatedPlacement:
                 spec_after(
                     stage.transform, stage.name, without_rows(spec_of(rows)), try_zeros=False
                 )
-            rows = checked_rows(stage, call(stage.transform, rows, own, valid), count)
+            rows = checked_rows(stage.name, call(stage.transform, rows, own, valid), count)
             first = last
             if apart and not isinstance(rows, dict):
                 raise ValueError(

@@ -32,8 +32,9 @@ from loader.spec import (
     without_rows,
     zero_rows,
 )
+from loader.stages import Stage, apply_stages
 from loader.stats import Recorder, traced
-from loader.transform import RowError, SpecUnknown, Stage, apply_stages, spec_after
+from loader.transform import RowError, SpecUnknown, spec_after
 
 # Order is computed for so many positions at once and kept for the batches that follow.
 _ORDER_BLOCK = 131072

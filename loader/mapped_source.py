@@ -12,7 +12,8 @@ from loader.permutation import Int64s
 from loader.sources.coerce import as_source
 from loader.sources.source import fingerprint, locate, read_rows, record_spec
 from loader.spec import Spec, spec_of, without_rows
-from loader.transform import RowError, SpecUnknown, apply_stages, filters, spec_after
+from loader.stages import apply_stages
+from loader.transform import RowError, SpecUnknown, filters, spec_after
 
 
 class Mapped:

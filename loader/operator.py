@@ -15,23 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from loader.callables import KeepWhere, PerBatch, PerRecord, RandomPerRecord
 from loader.digest import describe, qualified_name
 from loader.permutation import Int64s
 from loader.spec import Spec
+from loader.stages import Stage, apply_stages
 from loader.structural import StructuralConfig, StructuralModule
-from loader.transform import (
-    KeepWhere,
-    PerBatch,
-    PerRecord,
-    RandomPerRecord,
-    Stage,
-    Transform,
-    apply_stages,
-    call,
-    draws_of,
-    sides,
-    spec_after,
-)
+from loader.transform import Transform, call, draws_of, sides, spec_after
 
 Side = Literal["host", "device"]
 DEFAULT_STREAM = "augment"

@@ -49,6 +49,16 @@ def without_rows(spec: Spec) -> Spec:
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), spec)
 
 
+def with_open_lengths(spec: Spec) -> Spec:
+    """The spec with the lengths of all sequences (leaves of one axis) left open."""
+
+    def leave_open(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape: Any = (None,) if len(s.shape) == 1 else s.shape
+        return jax.ShapeDtypeStruct(shape, s.dtype)
+
+    return jax.tree.map(leave_open, spec)
+
+
 def with_mask(tree: Any, mask: Any) -> dict[str, Any]:
     """A batch, or its spec, as a dict that also holds the mask."""
     if not isinstance(tree, dict):

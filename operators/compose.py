@@ -11,7 +11,7 @@ from flax import nnx
 
 from loader.operator import OperatorModule, OperatorOptions, as_operator
 from loader.sources.merging import merged_rows
-from loader.spec import Spec
+from loader.spec import Spec, with_open_lengths
 from loader.transform import (
     RowError,
     call,
@@ -135,13 +135,15 @@ class _Choice(_Parts):
 
     def output_spec(self, spec: Spec) -> Spec:
         specs = [spec_after(t, n, spec) for t, n in zip(self.transforms, self.labels, strict=True)]
+        joined = specs[0]
         for label, other in zip(self.labels[1:], specs[1:], strict=True):
-            if other != specs[0]:
+            if with_open_lengths(other) != with_open_lengths(joined):
                 raise ValueError(
                     f"{self.labels[0]} makes {specs[0]}, {label} makes {other}: whatever is chosen "
-                    "for a row, the record must look the same"
+                    "for a row, the record must look the same, but for the length of a sequence"
                 )
-        return specs[0]
+            joined = joined if other == joined else with_open_lengths(joined)
+        return joined
 
 
 class Choice(_Composed):

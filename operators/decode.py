@@ -1,7 +1,6 @@
 """From the bytes of an image file to its pixels."""
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -11,6 +10,7 @@ import numpy as np
 from loader.operator import OperatorModule, OperatorOptions
 from loader.spec import Spec, is_text, ragged_leaf
 from loader.transform import RowError
+from operators.images import two_sizes
 from operators.leaves import get, name_of, put
 from operators.optional import optional
 
@@ -84,15 +84,3 @@ class DecodeImage(OperatorModule):
             raise ValueError(f"channels must be 1 (grey) or 3 (colours), got {channels!r}")
         height_width = None if size is None else two_sizes(size)
         super().__init__(_Decode(name_of(leaf), channels, height_width), **options)
-
-
-def two_sizes(size: int | Sequence[int]) -> tuple[int, int]:
-    """A height and a width from what the user gave."""
-    pair: Any = (size, size) if hasattr(size, "__index__") else size
-    try:
-        height, width = (operator.index(number) for number in pair)
-    except (TypeError, ValueError):
-        height = width = 0
-    if min(height, width) < 1:
-        raise ValueError(f"size must be a positive int or (height, width), got {size!r}")
-    return height, width

@@ -22,6 +22,8 @@ LAYERS = [
     "loader.batchers",
     "loader.draws",
     "loader.transform",
+    "loader.callables",
+    "loader.stages",
     "loader.operator",
     "loader.mapped_source",
     "loader.partition.axes",

@@ -339,15 +339,6 @@ GOOD = component("a", 4)
         ({"a": ((GOOD["id"],), 1), "b": ({"0": GOOD["id"]}, 1)}, "component 'b' are built as"),
     ],
 )
-def test_an_epoch_of_a_mixture_can_be_listed_and_lists_of_any_length_mixed():
-    ragged = [{"tokens": np.arange(n)} for n in (3, 1, 2)]
-    other = [{"tokens": np.arange(n)} for n in (4, 5)]
-    mixture = Mixture({"a": (ragged, 1), "b": (other, 1)})
-    assert len(list(mixture)) == 5
-    loader = DataLoader(mixture, batch_size=5, operators=[Pad("tokens", 8)])
-    assert next(loader)["tokens"].shape == (5, 8)
-
-
 def test_what_cannot_be_mixed_is_refused_by_name(components: Any, message: str):
     with pytest.raises(ValueError, match=message):
         Mixture(components)
@@ -374,3 +365,12 @@ def test_records_that_differ_between_components_are_named_when_they_are_read():
         read_rows(source, np.arange(8))
     with pytest.raises(IndexError, match="record -1 of a mixture"):
         source[-1]
+
+
+def test_an_epoch_of_a_mixture_can_be_listed_and_lists_of_any_length_mixed():
+    ragged = [{"tokens": np.arange(n)} for n in (3, 1, 2)]
+    other = [{"tokens": np.arange(n)} for n in (4, 5)]
+    mixture = Mixture({"a": (ragged, 1), "b": (other, 1)})
+    assert len(list(mixture)) == 5
+    loader = DataLoader(mixture, batch_size=5, operators=[Pad("tokens", 8)])
+    assert next(loader)["tokens"].shape == (5, 8)

@@ -849,6 +849,9 @@ def test_an_operator_leaves_what_it_is_given_as_it_was():
         def gather(self, indices: np.ndarray) -> Any:
             return {"image": images}  # its own memory
 
+        def record_spec(self) -> Any:
+            return {"image": jax.ShapeDtypeStruct((4, 4, 3), np.dtype(np.uint8))}
+
     flip = RandomFlip("image", seed=1, probability=1.0)
     loader = DataLoader(Cached(), batch_size=6, operators=[flip])
     assert_same_batch(loader.host_batch_at(0), loader.host_batch_at(0), "asked for twice")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.permutation import Int64s
-from loader.spec import Spec, is_ragged, named_leaves, without_rows
+from loader.spec import Spec, is_ragged, named_leaves, with_open_lengths, without_rows
 
 _REMEDY = "they must be alike where they meet: make them so before, as Mapped(source, [Cast(...)])"
 
@@ -21,7 +21,7 @@ def common_spec(specs: Mapping[str, Spec], shown: Set[str] = frozenset()) -> Spe
     if len(shown) > 0:
         lengths = {str([leaf.shape[:1] for leaf in jax.tree.leaves(s)]) for s in specs.values()}
         if len(lengths) > 1:
-            specs = {n: _ragged(s) if n in shown else s for n, s in specs.items()}
+            specs = {n: with_open_lengths(s) if n in shown else s for n, s in specs.items()}
     (first, spec), *others = specs.items()
     for name, own in others:
         expected, came = dict(named_leaves(spec)), dict(named_leaves(own))
@@ -31,16 +31,6 @@ def common_spec(specs: Mapping[str, Spec], shown: Set[str] = frozenset()) -> Spe
         _refuse_other_tree(name, own, first, spec)
         spec = jax.tree.map(_joined, spec, own)
     return spec
-
-
-def _ragged(spec: Spec) -> Spec:
-    """The spec with the first axis of every sequence left open."""
-
-    def leave_open(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        shape: Any = (None, *s.shape[1:]) if len(s.shape) == 1 else s.shape
-        return jax.ShapeDtypeStruct(shape, s.dtype)
-
-    return jax.tree.map(leave_open, spec)
 
 
 def merged_rows(parts: Mapping[str, tuple[Any, Int64s]], *, ragged: bool) -> Any:
