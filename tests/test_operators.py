@@ -33,6 +33,7 @@ from loader import (
     Threads,
 )
 from loader.digest import content_key
+from loader.draws import draw
 from loader.spec import spec_of
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from operators import (
@@ -217,6 +218,7 @@ def test_an_operator_on_the_host_keeps_every_promise(name: str):
     assert sorted(int(row["id"]) for row in expected[:COUNT]) == list(range(COUNT))
     for settings in (
         {"batch_size": 7},
+        {"batch_size": 20},  # more than are decoded at once
         {"remainder": "carry", "batch_size": 5},
         {"workers": Threads(2)},
         {"microbatches": 2},
@@ -393,6 +395,8 @@ def test_draws_are_uniform_and_belong_to_position_operator_and_seed():
             assert abs((one == other).mean() - 0.5) < 0.04, number
     epochs = flips(RandomFlip("image", seed=0), epochs=2)
     assert abs((epochs[:4000] == epochs[4000:]).mean() - 0.5) < 0.04
+    drawn = draw("a key", np.arange(1000), 3)
+    assert not (drawn[:-1, 1:] == drawn[1:, :-1]).any()  # none belongs to two rows
     assert flips(RandomFlip("image", seed=0, probability=0.1)).mean() == pytest.approx(
         0.1, abs=0.02
     )
@@ -508,6 +512,11 @@ def test_other_settings_are_another_fingerprint():
     for changes in ({"seed": 2}, {"size": 6}, {"by": 3}, {"mean": 1.5}, {"fn": brighter}):
         with pytest.raises(ValueError, match="operators: saved"):
             loader_of(operators(**changes)).set_state(state)
+    fitted, other = Normalize("image"), Normalize("image")
+    fitted.set_statistics({"mean": 1.0, "std": 2.0})
+    other.set_statistics({"mean": 1.0, "std": 3.0})
+    with pytest.raises(ValueError, match="operators: saved"):
+        loader_of([fitted]).set_state(loader_of([other]).get_state())
     with pytest.raises(ValueError, match="operators: saved"):
         loader_of([RandomFlip("image")], rngs=nnx.Rngs(augment=8)).set_state(
             loader_of([RandomFlip("image")]).get_state()
