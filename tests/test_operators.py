@@ -1,6 +1,7 @@
 """Every operator: it resumes, covers, and gives the same rows whatever split, hosts and workers."""
 
 import dataclasses
+import json
 import math
 import pickle
 import subprocess
@@ -325,6 +326,19 @@ def test_operators_give_the_same_bits_whatever_the_hosts(count: int, tmp_path: P
         held = [result[step] for result in results]
         assert sum(len(part) for part in held) == len(whole)
         assert {key: digest for part in held for key, digest in part.items()} == whole
+
+
+def test_device_operators_resume_exactly():
+    whole = list(loader_of(all_on_device()))
+    for step in (1, 5, 8):
+        saved = loader_of(all_on_device())
+        for _ in range(step):
+            next(saved)
+        resumed = loader_of(all_on_device(), workers=Threads(2), prefetch=0)
+        resumed.set_state(json.loads(json.dumps(saved.get_state())))
+        for number, batch in enumerate(resumed):
+            assert_same_batch(batch, whole[step + number], f"batch {step + number}")
+        assert step + number + 1 == len(whole)
 
 
 def test_all_device_operators_are_compiled_once():
