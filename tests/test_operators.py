@@ -336,9 +336,8 @@ def test_device_operators_resume_exactly():
             next(saved)
         resumed = loader_of(all_on_device(), workers=Threads(2), prefetch=0)
         resumed.set_state(json.loads(json.dumps(saved.get_state())))
-        for number, batch in enumerate(resumed):
-            assert_same_batch(batch, whole[step + number], f"batch {step + number}")
-        assert step + number + 1 == len(whole)
+        for number, (got, want) in enumerate(zip(resumed, whole[step:], strict=True), step):
+            assert_same_batch(got, want, f"batch {number}")
 
 
 def test_all_device_operators_are_compiled_once():
