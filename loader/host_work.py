@@ -21,6 +21,7 @@ from loader.plan import Plan
 from loader.sources.source import first_rows, locate, read_rows, record_spec
 from loader.spec import (
     Spec,
+    UnlikeError,
     is_ragged,
     is_text,
     leaf_name,
@@ -127,8 +128,11 @@ class HostWork:
             record = locate(self.source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
         except Exception as error:
-            if (other := self._other_record(read, indices)) is not None:
-                error.add_note(other)
+            other = self._other_record(read, indices)
+            if isinstance(error, UnlikeError) and other is not None:  # that is what is wrong
+                raise ValueError(other) from error
+            if other is not None:  # an operator's own error is not replaced
+                error.add_note(f"({other})")
             raise
         return batch if self.microbatches is None else self._split(batch, len(wanted))
 
@@ -174,10 +178,10 @@ class HostWork:
             ):
                 if got.dtype != want.dtype or (fixed and not _fits(got.shape, want.shape)):
                     return (
-                        f"(record {locate(self.source, index)}: leaf {name!r} is "
+                        f"record {locate(self.source, index)}: leaf {name!r} is "
                         f"{got.dtype}{list(got.shape)} where records of this source are "
                         f"{want.dtype}{list(want.shape)}: write that record anew, or make them "
-                        "alike when they are parsed)"
+                        "alike when they are parsed"
                     )
         return None
 
@@ -351,7 +355,7 @@ def _settled(rows: Any, spec: Spec) -> Any:
         shapes = list(dict.fromkeys(array.shape for array in leaf))
         if len(shapes) == 1:
             return np.stack(leaf.tolist())
-        raise ValueError(
+        raise UnlikeError(
             f"the rows of leaf {name!r} differ in shape ({', '.join(map(str, shapes[:3]))}): pad "
             f"or crop them to one length, for example with Pad({name!r}, 128) of operators, or "
             "pack them with Packed"

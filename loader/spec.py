@@ -144,8 +144,12 @@ def zero_rows(spec: Spec, count: int) -> Any:
     return jax.tree.map(zeros, spec)
 
 
+class UnlikeError(ValueError):
+    """A batch is not what its spec says."""
+
+
 def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
-    """Raise `ValueError`, naming the leaf, if the batch is not what the spec says."""
+    """Raise `UnlikeError`, naming the leaf, if the batch is not what the spec says."""
     leaves, tree = jax.tree.flatten(batch)
     expected, expected_tree = jax.tree.flatten(spec)
     if tree == expected_tree:
@@ -159,10 +163,10 @@ def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
     want = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec)}
     for name in [*want, *got]:
         if got.get(name) != want.get(name):
-            raise ValueError(
+            raise UnlikeError(
                 f"{what}: leaf {name!r} is {got.get(name, 'missing')} where the spec says "
                 f"{want.get(name, 'no such leaf')}: every batch must have the same shapes and "
                 "dtypes, also the last: a collate fills up to len(valid) rows, as PadBatcher's "
                 "does, and a batcher of another layout overrides batch_spec"
             )
-    raise ValueError(f"{what}: the tree is {tree} where the spec says {expected_tree}")
+    raise UnlikeError(f"{what}: the tree is {tree} where the spec says {expected_tree}")

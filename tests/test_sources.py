@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,25 @@ def test_a_file_that_breaks_after_opening_is_still_named_right(tmp_path: Path):
         source.gather(np.array([34, 35]))
     with pytest.raises(IndexError, match="records 34 to 40 of a source of 40"):
         source.gather(np.array([34, 40]))
+
+
+def test_a_file_of_another_dtype_is_named_with_the_record(tmp_path: Path):
+    for name, dtype in (("a", np.float32), ("b", np.float64)):
+        blobs = [Msgpack().encode({"x": np.arange(3, dtype=dtype)}) for _ in range(4)]
+        write_array_record(tmp_path / f"{name}.array_record", blobs)
+    source = ArrayRecordSource(tmp_path / "*.array_record", Msgpack())
+    whole_batch = (
+        r"record 4 \(record 0 of .*b\.array_record\): leaf 'x' is float64\[3\] where.*anew"
+    )
+    part_of_it = (
+        r"leaf 'x' of record 4 \(record 0 of .*b\.array_record\) is float64\[3\].*cast them"
+    )
+    for batch_size, message in ((4, whole_batch), (3, part_of_it)):
+        batches = DataLoader(source, batch_size=batch_size).host_batches()
+        next(batches)
+        with pytest.raises(ValueError, match=message) as caught:
+            next(batches)
+        assert re.search(message, str(caught.value))  # in the message, not in a note
 
 
 def test_a_file_may_have_brackets_in_its_name(tmp_path: Path):
