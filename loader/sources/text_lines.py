@@ -125,4 +125,4 @@ class TextLinesSource:
 def _mapped(guard: FileGuard) -> mmap.mmap | bytes:
     if guard.size == 0:
         return b""  # which cannot be mapped
-    return mmap.mmap(guard.file.fileno(), guard.size, access=mmap.ACCESS_READ)
+    return mmap.mmap(guard.descriptor, guard.size, access=mmap.ACCESS_READ)
