@@ -183,7 +183,7 @@ class TensorStoreSource:
         try:
             return self._slabs.read_past(lambda: self._stores[leaf][indices].read())
         except (ValueError, NotImplementedError) as error:
-            raise self._unreadable(leaf, indices.min(), indices.max(), error) from error
+            raise self._unreadable(leaf, int(indices.min()), int(indices.max()), error) from error
 
     def _unreadable(
         self, leaf: int, first: int, last: int, error: BaseException | None
