@@ -35,7 +35,7 @@ def test_rows_masked_rows_and_bytes_are_those_delivered():
 @pytest.mark.parametrize("threads", [0, 2])
 def test_the_time_of_each_stage_is_where_it_was_spent(threads: int):
     def slow(record: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(0.002)
+        time.sleep(0.005)
         return record
 
     operators = [Map(slow), RandomFlip("image", seed=0, on="device")]
@@ -43,8 +43,8 @@ def test_the_time_of_each_stage_is_where_it_was_spent(threads: int):
     list(loader)
     stages = loader.stats().stages_s
     assert set(stages) == set(STAGES)
-    assert stages["operators"] >= 24 * 0.002
-    assert stages["operators"] > 3 * (stages["read"] + stages["batch"])
+    assert stages["operators"] >= 24 * 0.005
+    assert stages["operators"] > stages["read"] + stages["batch"]
     assert min(stages.values()) > 0
 
 
@@ -65,21 +65,27 @@ def test_waiting_is_the_time_in_which_the_loop_has_no_batch():
     list(slow)
     assert slow.stats().waiting_s >= 6 * 0.02
     assert slow.stats().waiting_share > 0.8
-    ahead = DataLoader(unlike_records(6), batch_size=1)
+    ahead = DataLoader(unlike_records(9), batch_size=1)
+    next(ahead)  # which may wait for JAX to start
+    before = ahead.stats()
     for _ in ahead:
-        time.sleep(0.02)
-    assert ahead.stats().elapsed_s >= 5 * 0.02
-    assert ahead.stats().waiting_s < 0.5 * ahead.stats().elapsed_s
-    assert ahead.stats().queue_depth > 0.5
+        time.sleep(0.05)
+    after = ahead.stats() - before
+    assert after.elapsed_s >= 7 * 0.05
+    assert after.waiting_s < 0.5 * after.elapsed_s
+    assert after.queue_depth > 0.5
 
 
 def test_time_between_two_iterations_is_not_counted():
     loader = DataLoader(unlike_records(6), batch_size=3, prefetch=0)
-    list(loader)
-    time.sleep(0.2)
-    list(loader)
+    iterating = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        list(loader)
+        iterating += time.perf_counter() - start
+        time.sleep(0.2)
     assert loader.stats().batches == 4
-    assert loader.stats().elapsed_s < 0.2
+    assert loader.stats().elapsed_s <= iterating
 
 
 def test_figures_go_to_either_kind_of_writer():
