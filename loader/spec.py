@@ -5,6 +5,7 @@ host stages and never reach a device. A *ragged* leaf is one whose rows differ i
 array of arrays, with None in its spec for each length that is not fixed. It too stays on the host.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,21 @@ import numpy as np
 
 VALID_MASK = "valid_mask"
 Spec = Any  # a tree of jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedSpec:
+    """The spec of a ragged leaf: as a `jax.ShapeDtypeStruct`, which takes no None for a length."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+
+def leaf_spec(shape: Sequence[int | None], dtype: Any) -> Any:
+    """The spec of a leaf, ragged if a length is None."""
+    if None in shape:
+        return RaggedSpec(tuple(shape), np.dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
@@ -29,14 +45,14 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 def spec_of(tree: Any) -> Spec:
     """The spec of a tree of arrays, numbers and texts."""
 
-    def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    def spec_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, str | bytes):
             return jax.ShapeDtypeStruct((), np.dtype(object))
         if not hasattr(leaf, "dtype"):
             leaf = np.asarray(leaf)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
-    return jax.tree.map(leaf_spec, tree)
+    return jax.tree.map(spec_of_leaf, tree)
 
 
 def prepend(spec: Spec, *sizes: int) -> Spec:
@@ -52,9 +68,8 @@ def without_rows(spec: Spec) -> Spec:
 def with_open_lengths(spec: Spec) -> Spec:
     """The spec with the lengths of all sequences (leaves of one axis) left open."""
 
-    def leave_open(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        shape: Any = (None,) if len(s.shape) == 1 else s.shape
-        return jax.ShapeDtypeStruct(shape, s.dtype)
+    def leave_open(s: Any) -> Any:
+        return leaf_spec((None,) if len(s.shape) == 1 else s.shape, s.dtype)
 
     return jax.tree.map(leave_open, spec)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from loader.draws import below
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec, is_ragged, ragged_leaf
+from loader.spec import Spec, is_ragged, leaf_spec, ragged_leaf
 from loader.transform import RowError, is_jax, namespace
 from operators.images import BOTH, image_spec, two_sizes
 from operators.leaves import get, names_of, put
@@ -79,7 +79,7 @@ class _Crop:
                     "resize it first"
                 )
             shape = (*self.size, leaf.shape[2])
-            spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
         return spec
 
 

@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import jax
 import numpy as np
 
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec, is_text, ragged_leaf
+from loader.spec import Spec, is_text, leaf_spec, ragged_leaf
 from loader.transform import RowError
 from operators.images import two_sizes
 from operators.leaves import get, name_of, put
@@ -61,7 +60,7 @@ class _Decode:
         if not is_text(leaf.dtype) and leaf.dtype != np.uint8:
             raise ValueError(f"leaf {self.name!r} is {leaf.dtype}, not the bytes of an image")
         shape: Any = (*(self.size or (None, None)), self.channels)
-        return put(spec, self.name, jax.ShapeDtypeStruct(shape, np.dtype(np.uint8)))
+        return put(spec, self.name, leaf_spec(shape, np.dtype(np.uint8)))
 
 
 class DecodeImage(OperatorModule):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec, is_ragged, ragged_leaf
+from loader.spec import Spec, is_ragged, leaf_spec, ragged_leaf
 from loader.transform import RowError, is_jax, namespace
 from operators.leaves import frozen, get, has, name_of, names_of, put, without
 
@@ -88,7 +88,7 @@ class _Cast:
     def output_spec(self, spec: Spec) -> Spec:
         for name, dtype in self.dtypes:
             leaf = get(spec, name)
-            spec = put(spec, name, jax.ShapeDtypeStruct(leaf.shape, np.dtype(dtype)))
+            spec = put(spec, name, leaf_spec(leaf.shape, np.dtype(dtype)))
         return spec
 
 
@@ -140,7 +140,7 @@ class _Constant:
         return put(rows, self.name, namespace(rows).array(value))
 
     def output_spec(self, spec: Spec) -> Spec:
-        return put(spec, self.name, jax.ShapeDtypeStruct(self.value.shape, self.value.dtype))
+        return put(spec, self.name, leaf_spec(self.value.shape, self.value.dtype))
 
 
 class Constant(OperatorModule):

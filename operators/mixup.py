@@ -9,7 +9,7 @@ import numpy as np
 import scipy.special
 
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec
+from loader.spec import Spec, leaf_spec
 from loader.transform import rounded
 from operators.leaves import get, name_of, put
 
@@ -53,8 +53,8 @@ class _MixUp:
                 f"leaf {self.label!r} is {list(label.shape)} where a class number or "
                 f"[{self.num_classes}] probabilities are needed"
             )
-        spec = put(spec, self.image, jax.ShapeDtypeStruct(image.shape, floating))
-        return put(spec, self.label, jax.ShapeDtypeStruct((self.num_classes,), floating))
+        spec = put(spec, self.image, leaf_spec(image.shape, floating))
+        return put(spec, self.label, leaf_spec((self.num_classes,), floating))
 
 
 def _partners(draws: Any, valid: Any) -> Any:

@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Unpack
 
-import jax
 import numpy as np
 
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import VALID_MASK, Spec
+from loader.spec import VALID_MASK, Spec, leaf_spec
 from loader.structural import StructuralConfig
 from loader.transform import rounded
 from operators.leaves import frozen, get, name_of, put
@@ -45,7 +44,7 @@ class _Standardize:
                     f"statistics of shape {statistic.shape} do not fit leaf {self.name!r}, which "
                     f"is {list(leaf.shape)}"
                 ) from error
-        return put(spec, self.name, jax.ShapeDtypeStruct(leaf.shape, np.dtype(np.float32)))
+        return put(spec, self.name, leaf_spec(leaf.shape, np.dtype(np.float32)))
 
 
 class Normalize(OperatorModule):

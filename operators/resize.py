@@ -5,11 +5,10 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
-import jax
 import numpy as np
 
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec, is_ragged
+from loader.spec import Spec, is_ragged, leaf_spec
 from loader.transform import namespace, rounded
 from operators.images import BOTH, image_spec, two_sizes
 from operators.leaves import get, names_of, put
@@ -59,7 +58,7 @@ class _Resize:
                     f"put Cast({name!r}, np.float32) before, or use method='nearest'"
                 )
             shape = (*self.size, leaf.shape[2])
-            spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
         return spec
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from loader.draws import below
 from loader.operator import OperatorModule, OperatorOptions
 from loader.packed_rows import padding_of
-from loader.spec import Spec, is_ragged, ragged_leaf
+from loader.spec import Spec, is_ragged, leaf_spec, ragged_leaf
 from loader.transform import RowError, is_jax, namespace
 from operators.leaves import beside, get, has, names_of, put
 
@@ -80,9 +80,9 @@ class _Pad:
             leaf = _sequence_spec(spec, name)
             padding_of(name, leaf.dtype, self.value)
             shape = (self.length, *leaf.shape[1:])
-            spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
         if self.mask is not None:
-            mask = jax.ShapeDtypeStruct((self.length,), np.dtype(bool))
+            mask = leaf_spec((self.length,), np.dtype(bool))
             spec = put(spec, self.mask, mask)
         return spec
 
@@ -127,7 +127,7 @@ class _Crop:
             leaf = _sequence_spec(spec, name)
             first = None if leaf.shape[0] is None else min(leaf.shape[0], self.length)
             shape: Any = (first, *leaf.shape[1:])
-            spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
         return spec
 
 
@@ -212,9 +212,9 @@ class _ShiftTargets:
         for name in (self.name, *self._per_token(spec)):
             leaf = get(spec, name)
             shape = (length, *leaf.shape[1:])
-            spec = put(spec, name, jax.ShapeDtypeStruct(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
         spec = put(spec, self.targets, get(spec, self.name))
-        return put(spec, self.mask, jax.ShapeDtypeStruct((length,), np.dtype(bool)))
+        return put(spec, self.mask, leaf_spec((length,), np.dtype(bool)))
 
 
 class ShiftTargets(OperatorModule):

@@ -10,12 +10,11 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol, Unpack
 
-import jax
 import numpy as np
 from etils import epath
 
 from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec, is_text, ragged_leaf
+from loader.spec import Spec, is_text, leaf_spec, ragged_leaf
 from loader.transform import RowError
 from operators.leaves import get, name_of, put, without
 from operators.optional import optional
@@ -172,7 +171,7 @@ class _Tokenize:
         if not is_text(leaf.dtype) or leaf.shape:
             raise ValueError(f"leaf {self.leaf!r} is {leaf.dtype}{list(leaf.shape)}, not a text")
         shape: Any = (None,)
-        tokens = jax.ShapeDtypeStruct(shape, np.dtype(np.int32))
+        tokens = leaf_spec(shape, np.dtype(np.int32))
         return put(without(spec, self.leaf), self.into, tokens)
 
 

@@ -26,7 +26,7 @@ from loader import (
 )
 from loader.packing import RowPlan, plan_rows
 from loader.sources import lengths as lengths_file
-from loader.spec import refuse_unlike, spec_of
+from loader.spec import leaf_spec, refuse_unlike, spec_of
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from tests.data import write_array_record
 
@@ -74,8 +74,8 @@ class Known:
         return [self.records[index] for index in indices]
 
     def record_spec(self) -> Any:
-        ragged = jax.ShapeDtypeStruct((None,), np.dtype(np.int32))
-        weights = jax.ShapeDtypeStruct((None,), np.dtype(np.float64))
+        ragged = leaf_spec((None,), np.dtype(np.int32))
+        weights = leaf_spec((None,), np.dtype(np.float64))
         text = jax.ShapeDtypeStruct((), np.dtype(object))
         return {"tokens": ragged, "weights": weights, "name": text}
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.permutation import Int64s
-from loader.spec import Spec, is_ragged, named_leaves, with_open_lengths, without_rows
+from loader.spec import Spec, is_ragged, leaf_spec, named_leaves, with_open_lengths, without_rows
 
 _REMEDY = "they must be alike where they meet: make them so before, as Mapped(source, [Cast(...)])"
 
@@ -90,7 +90,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _joined(one: Any, other: Any) -> jax.ShapeDtypeStruct:
     shape = [a if a == b else None for a, b in zip(one.shape, other.shape, strict=True)]
-    return jax.ShapeDtypeStruct(tuple(shape), one.dtype)
+    return leaf_spec(tuple(shape), one.dtype)
 
 
 def _refuse_other_tree(name: str, tree: Any, first: str, expected: Any) -> None:
