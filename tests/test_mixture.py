@@ -16,6 +16,7 @@ import pytest
 from loader import DataLoader, Mixture, Packed, Shuffle, Threads, index_lengths
 from loader.mixing import Mixing, shares
 from loader.sources.source import locate, read_rows
+from loader.spec import leaf_spec
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from operators import Pad
 from tests.data import unlike_records
@@ -174,7 +175,7 @@ class Known:
         return [self.records[index] for index in indices]
 
     def record_spec(self) -> Any:
-        return {"t": jax.ShapeDtypeStruct(self.shape, np.dtype(np.int64))}
+        return {"t": leaf_spec(self.shape, np.dtype(np.int64))}
 
     def locate(self, record: int) -> str:
         return f"line {record + 1}"
