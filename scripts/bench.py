@@ -9,6 +9,7 @@ is checked before anything is timed.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -189,9 +190,10 @@ def _decode_batches(source: Jpegs, batch_size: int) -> Batches:
 
 def _make_batches_when_told(pipe: Any, source: Jpegs, batch_size: int) -> None:
     batches = _decode_batches(source, batch_size)
-    while pipe.recv():
-        next(batches)
-        pipe.send(True)
+    with contextlib.suppress(EOFError):  # the other end is gone
+        while pipe.recv():
+            next(batches)
+            pipe.send(True)
 
 
 def _in_two_processes(source: Jpegs, batch_size: int) -> Iterator[Any]:
