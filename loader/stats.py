@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jax.profiler import TraceAnnotation
@@ -145,15 +145,9 @@ class Recorder:
         return Stats(batches, rows, masked, size, elapsed / 1e9, waiting / 1e9, depth, stages)
 
 
-@contextlib.contextmanager
-def _annotated(name: str) -> Iterator[None]:
-    with TraceAnnotation(f"gristmill/{name}"):
-        yield
-
-
 _NOTHING = contextlib.nullcontext()
 
 
-def traced(stage: str) -> contextlib.AbstractContextManager[None]:
+def traced(stage: str) -> contextlib.AbstractContextManager[Any]:
     """Shows the stage in a trace of `jax.profiler`, if one is being taken."""
-    return _annotated(stage) if TraceAnnotation.is_enabled() else _NOTHING
+    return TraceAnnotation(f"gristmill/{stage}") if TraceAnnotation.is_enabled() else _NOTHING
