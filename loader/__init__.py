@@ -25,6 +25,7 @@ from loader.sharder import SharderModule as SharderModule
 from loader.sharder import SharderModuleConfig as SharderModuleConfig
 from loader.sources import ArrayRecordSource as ArrayRecordSource
 from loader.sources import ArraySource as ArraySource
+from loader.sources import FilesSource as FilesSource
 from loader.sources import GrainSource as GrainSource
 from loader.sources import Mixture as Mixture
 from loader.sources import Msgpack as Msgpack

@@ -64,6 +64,10 @@ class HuggingFaceTokenizer:
         encoded = _hugging_face(self.json).encode_batch(list(texts))
         return [np.array(item.ids, np.int32) for item in encoded]
 
+    def decode(self, tokens: Any) -> str:
+        """The text of some tokens."""
+        return _hugging_face(self.json).decode(np.asarray(tokens).tolist())
+
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieceTokenizer:
@@ -78,6 +82,10 @@ class SentencePieceTokenizer:
         options = {"add_bos": self.add_bos, "add_eos": self.add_eos, "reverse": self.reverse}
         encoded = _sentence_piece(self.model).encode(list(texts), **options)
         return [np.array(ids, np.int32) for ids in encoded]
+
+    def decode(self, tokens: Any) -> str:
+        """The text of some tokens."""
+        return _sentence_piece(self.model).decode(np.asarray(tokens).tolist())
 
 
 @functools.lru_cache(8)

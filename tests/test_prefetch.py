@@ -431,7 +431,8 @@ def test_errors_of_the_inner_iterator_arrive():
 # Exits
 
 SCRIPT = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 import jax, numpy as np
 from loader import DataLoader, DevicePrefetcher, Threads

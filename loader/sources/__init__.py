@@ -5,6 +5,7 @@ from loader.sources.array_record import Msgpack as Msgpack
 from loader.sources.array_record import RawArrays as RawArrays
 from loader.sources.arrays import ArraySource as ArraySource
 from loader.sources.coerce import as_source as as_source
+from loader.sources.files import FilesSource as FilesSource
 from loader.sources.grain_source import GrainSource as GrainSource
 from loader.sources.lengths import index_lengths as index_lengths
 from loader.sources.mixture import Mixture as Mixture

@@ -1,0 +1,215 @@
+"""The command `gristmill`: look at a configuration, measure it, train with it, resume.
+
+Bad input is one line on stderr, or one for each problem of a configuration, and exit status 2.
+Numbers come as JSON with `--json`.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+import operators
+from loader.command import check, progress, run_folder
+from loader.command.bench import Knobs, bench
+from loader.command.calls import one_line
+from loader.command.config import Config, read_config
+from loader.command.kinds import KINDS
+from loader.command.peek import peek
+from loader.command.problems import ConfigError
+from loader.command.states import diff_states, read_state, show_diff, show_state
+from loader.command.tasks import TASKS
+from loader.command.train import train, training_step
+
+ALL_KINDS = {
+    **KINDS,
+    **TASKS,
+    **{name: kind for name, kind in vars(operators).items() if isinstance(kind, type)},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit status."""
+    options = _parser().parse_args(arguments)
+    warnings.filterwarnings("ignore", module="orbax|flax|jax|absl")  # of others, to developers
+    try:
+        return options.run(options)
+    except ConfigError as error:
+        if options.json:
+            _print_json({"problems": [problem.to_json() for problem in error.problems]})
+        for line in error.lines():
+            print(line, file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, TypeError, OSError, ImportError, LookupError, RuntimeError) as error:
+        if options.traceback:
+            raise
+        print(f"gristmill: {one_line(error)}", file=sys.stderr)
+    return 2
+
+
+def _check(options: argparse.Namespace) -> int:
+    config = _config(options)
+    facts = check.check(config)
+    _out(options, facts, lambda console: check.show(facts, config, console))
+    return 0
+
+
+def _peek(options: argparse.Namespace) -> int:
+    config = _config(options)
+    picture = options.picture or Path(f"{options.config.stem}-step-{options.step}.png")
+    tokenizers = [p.transform.tokenizer for p in config.parts if isinstance(p, operators.Tokenize)]
+    decode = tokenizers[0].decode if tokenizers else None
+    seen = peek(config.loader(), options.step, picture=picture, decode=decode, rows=options.rows)
+    _out(options, seen.to_json(), seen.show)
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    config = _config(options)
+    knobs = Knobs(config.settings.threads, config.settings.prefetch)
+    step: Callable[[Any], Any] | None = None
+    if options.step_ms is not None:
+        step = functools.partial(_wait, options.step_ms / 1e3)
+    elif options.train:
+        step = training_step(_trainable(config))
+
+    def build(knobs: Knobs) -> Any:
+        return config.loader(**dataclasses.asdict(knobs))
+
+    verdict = bench(build, knobs, seconds=options.seconds, step=step)
+    _out(options, verdict.to_json(), verdict.show)
+    return 0
+
+
+def _wait(seconds: float, batch: Any) -> None:
+    time.sleep(seconds)
+
+
+def _train(options: argparse.Namespace) -> int:
+    config = _trainable(_config(options))
+    folder = options.into or Path("runs") / options.config.stem
+    run_folder.start(folder, options.config, options.set)
+    return _run(options, config, folder)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    saved = run_folder.read(options.folder)
+    folder = options.folder.absolute()
+    os.chdir(saved.folder)  # paths in the configuration are as they were
+    changes = (*saved.changes, *options.set)
+    config = _trainable(read_config(folder / run_folder.CONFIG, ALL_KINDS, changes))
+    run_folder.write(folder, dataclasses.replace(saved, changes=changes))
+    return _run(options, config, folder)
+
+
+def _run(options: argparse.Namespace, config: Config, folder: Path) -> int:
+    console = _console(options)
+    with progress.shown(console, config.loader().plan.end) as tell:
+        result = train(config, folder, tell)
+    (folder / "result.json").write_text(json.dumps(result.to_json(), indent=2))
+    _out(options, result.to_json(), lambda console: run_folder.show(result, folder, console))
+    return 0
+
+
+def _trainable(config: Config) -> Config:
+    if config.train is None:
+        raise ValueError(f"{config.document.name} has no section [train]: what is to be learned?")
+    return config
+
+
+def _state_show(options: argparse.Namespace) -> int:
+    path, state = read_state(options.file)
+    _out(options, {"file": str(path), **state}, lambda console: show_state(path, state, console))
+    return 0
+
+
+def _state_diff(options: argparse.Namespace) -> int:
+    first, second = (read_state(path) for path in (options.first, options.second))
+    differences = diff_states(first[1], second[1])
+    rows = [dataclasses.asdict(difference) for difference in differences]
+    _out(options, {"differences": rows}, lambda console: show_diff(differences, console))
+    return 0
+
+
+def _config(options: argparse.Namespace) -> Config:
+    return read_config(options.config, ALL_KINDS, options.set)
+
+
+def _out(
+    options: argparse.Namespace, numbers: dict[str, Any], show: Callable[[Console], None]
+) -> None:
+    if options.json:
+        _print_json(numbers)
+    else:
+        show(_console(options))
+
+
+def _console(options: argparse.Namespace) -> Console:
+    """Where to show things: stderr when stdout is for JSON."""
+    return Console(stderr=options.json, soft_wrap=not sys.stdout.isatty())
+
+
+def _print_json(numbers: Any) -> None:
+    print(json.dumps(numbers, indent=2))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as for all bad input."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = _Parser(add_help=False)
+    common.add_argument("--json", action="store_true", help="numbers as JSON on stdout")
+    common.add_argument("--traceback", action="store_true", help="show where an error came from")
+    changes = _Parser(add_help=False)
+    changes.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="another value for a key of the configuration, such as loader.batch_size=32",
+    )  # fmt: skip
+    parser = _Parser(prog="gristmill", description="A data loader for JAX training loops.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, words: str, *more: Any, within: Any = commands) -> Any:
+        made = within.add_parser(name, help=words, description=words, parents=[common, *more])
+        made.set_defaults(run=run)
+        return made
+
+    for name, run, words in (
+        ("check", _check, "say what a configuration comes to, or all that is wrong with it"),
+        ("peek", _peek, "look at a batch: pictures, texts, masks, ranges"),
+        ("bench", _bench, "run it, and say where the time goes and what to change"),
+        ("train", _train, "train the configuration's task, with checkpoints"),
+    ):
+        command(name, run, words, changes).add_argument("config", type=Path, metavar="CONFIG")
+    peek_, bench_, train_ = (commands.choices[name] for name in ("peek", "bench", "train"))
+    peek_.add_argument("--step", type=int, default=0, help="which batch (0)")
+    peek_.add_argument("--rows", type=int, default=8, help="rows of text to show (8)")
+    peek_.add_argument("--picture", type=Path, help="where to write the sheet of images")
+    bench_.add_argument("--seconds", type=float, default=5.0, help="how long to measure (5)")
+    step = bench_.add_mutually_exclusive_group()
+    step.add_argument("--step-ms", type=float, help="a training step that takes this long")
+    step.add_argument("--train", action="store_true", help="the step of `gristmill train`")
+    train_.add_argument("--into", type=Path, metavar="DIR", help="folder of the run (runs/NAME)")
+    resume = command("resume", _resume, "go on with a run where it was", changes)
+    resume.add_argument("folder", type=Path, metavar="DIR")
+    state = commands.add_parser("state", help="look at a saved state, compare two")
+    states = state.add_subparsers(required=True, metavar="show|diff")
+    show = command("show", _state_show, "a state in words", within=states)
+    show.add_argument("file", type=Path, metavar="FILE")
+    diff = command("diff", _state_diff, "what differs between two", within=states)
+    diff.add_argument("first", type=Path, metavar="FILE")
+    diff.add_argument("second", type=Path, metavar="FILE")
+    return parser

@@ -1,0 +1,91 @@
+"""What the tables of a configuration can name, besides operators and tasks.
+
+Mostly the classes themselves. Where a file cannot say an argument as the class takes it (specs,
+arrays, the lengths of records), a function stands in for the class.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from loader.batchers import DefaultBatcher, PadBatcher
+from loader.mapped_source import Mapped
+from loader.order import BlockShuffle, Sequential, Shuffle
+from loader.sources import (
+    ArrayRecordSource,
+    ArraySource,
+    FilesSource,
+    Mixture,
+    Msgpack,
+    Packed,
+    RawArrays,
+    TensorStoreSource,
+    TextLinesSource,
+    TokenWindows,
+    index_lengths,
+)
+
+Kinds = Mapping[str, Callable[..., Any]]
+
+
+def _raw_arrays(spec: dict[str, Any]) -> RawArrays:
+    """Leaves as texts: `{ image = "uint8[8, 8]", label = "int32" }`."""
+
+    def leaf(text: str) -> jax.ShapeDtypeStruct:
+        dtype, _, shape = text.partition("[")
+        sizes = tuple(int(size) for size in shape.rstrip("] ").split(",") if size.strip())
+        return jax.ShapeDtypeStruct(sizes, np.dtype(dtype.strip()))
+
+    return RawArrays(jax.tree.map(leaf, spec))
+
+
+def _arrays(arrays: dict[str, Any]) -> ArraySource:
+    """Files of numpy, mapped into memory: `{ image = "images.npy", label = "labels.npy" }`."""
+    return ArraySource(jax.tree.map(lambda path: np.load(path, mmap_mode="r"), arrays))
+
+
+def _packed(
+    source: Any,
+    row_length: int,
+    seed: int = 0,
+    leaf: str = "tokens",
+    fit: Literal["best", "first"] = "best",
+    long: Literal["refuse", "split"] = "refuse",
+    pad_value: int = 0,
+    lengths_cache: str | None = None,
+) -> Packed:
+    lengths = index_lengths(source, leaf, cache=lengths_cache)
+    return Packed(
+        source, lengths, row_length, seed, leaf=leaf, fit=fit, long=long, pad_value=pad_value
+    )
+
+
+def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = None) -> Mixture:
+    """Components as tables: `{ web = { weight = 3, source = { kind = ... } } }`."""
+    for name, component in components.items():
+        if not isinstance(component, dict) or set(component) != {"weight", "source"}:
+            raise ValueError(f"components need a weight and a source each, see {name!r}")
+    pairs = {name: (part["source"], part["weight"]) for name, part in components.items()}
+    return Mixture(pairs, seed, length=length)
+
+
+KINDS: Kinds = {
+    "ArrayRecordSource": ArrayRecordSource,
+    "ArraySource": _arrays,
+    "FilesSource": FilesSource,
+    "Mapped": Mapped,
+    "Mixture": _mixture,
+    "Msgpack": Msgpack,
+    "Packed": _packed,
+    "RawArrays": _raw_arrays,
+    "TensorStoreSource": TensorStoreSource,
+    "TextLinesSource": TextLinesSource,
+    "TokenWindows": TokenWindows,
+    "Sequential": Sequential,
+    "Shuffle": Shuffle,
+    "BlockShuffle": BlockShuffle,
+    "DefaultBatcher": DefaultBatcher,
+    "PadBatcher": PadBatcher,
+}

@@ -1,0 +1,44 @@
+"""What is wrong with what a person has written: all of it at once, each with its line."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One mistake: the key it is about, in words, and the line it stands in, if it does."""
+
+    line: int | None
+    message: str
+
+    def to_json(self) -> dict[str, int | str | None]:
+        return dataclasses.asdict(self)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used, and why."""
+
+    def __init__(self, path: str, problems: Iterable[Problem]) -> None:
+        self.path = path
+        self.problems = sorted(set(problems), key=lambda p: (p.line or 0, p.message))
+        super().__init__("; ".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """The problems as `file:line: message`, in the order of the file."""
+        return [
+            f"{self.path}{'' if p.line is None else f':{p.line}'}: {p.message}"
+            for p in self.problems
+        ]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, if something known is near."""
+    choices = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.5)
+    return f"; did you mean {choices[found[0]]!r}?" if found else ""
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a person would list them."""
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)

@@ -1,0 +1,143 @@
+"""TOML with the line of every key: `tomllib` reads the values, and forgets where they stood.
+
+A file is a row of statements, each a header or a key with its value, and a value may go on over
+several lines. A statement ends with the first line at which `tomllib` finds it whole, so there is
+no grammar here that could disagree with its own.
+"""
+
+import copy
+import dataclasses
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from loader.command.problems import ConfigError, Problem
+
+#: Where a value stands in a document: keys, and numbers in lists.
+Path = tuple[str | int, ...]
+
+_NOT_IN_THE_FILE = 0
+_AT_LINE = re.compile(r" ?\(at line (\d+), column \d+\)| ?\(at end of document\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """What a TOML file says, and in which line it says it."""
+
+    name: str
+    tree: dict[str, Any]
+    lines: Mapping[Path, int]
+
+    def line(self, path: Path) -> int | None:
+        """The line of this value, or of the nearest one around it; None if it is not in a file."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path) or None
+
+    def changed(self, changes: Iterable[str]) -> "Document":
+        """The document with some values replaced, each given as `table.key=value`.
+
+        A value is TOML, or else a text; a number as a key is a place in a list.
+        """
+        tree, lines = copy.deepcopy(self.tree), dict(self.lines)
+        for change in changes:
+            key, equals, text = change.partition("=")
+            keys = [part.strip() for part in key.split(".")]
+            if not equals or not all(keys):
+                problem = Problem(None, f"cannot set {change!r}: write table.key=value")
+                raise ConfigError(self.name, [problem])
+            path: Path = ()
+            node: Any = tree
+            for place, part in enumerate(keys, 1):
+                if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+                    part = int(part)
+                elif not isinstance(node, dict):
+                    problem = Problem(None, f"cannot set {change!r}: there is no such place")
+                    raise ConfigError(self.name, [problem])
+                path = (*path, part)
+                if place < len(keys):
+                    node = node[part] if isinstance(node, list) else node.setdefault(part, {})
+            node[path[-1]] = _value(text.strip())
+            lines = {p: line for p, line in lines.items() if p[: len(path)] != path}
+            lines[path] = _NOT_IN_THE_FILE
+        return Document(self.name, tree, lines)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def read_document(text: str, name: str) -> Document:
+    """The document in this text; `name` is what messages call the file."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = _AT_LINE.search(str(error))
+        line = int(at[1]) if at and at[1] else len(text.splitlines())
+        message = f"this is not TOML: {_AT_LINE.sub('', str(error))}"
+        raise ConfigError(name, [Problem(line, message)]) from error
+    lines: dict[Path, int] = {}
+    for path, line in _lines(text):
+        lines.setdefault(path, line)
+    return Document(name, tree, lines)
+
+
+def _lines(text: str) -> Iterator[tuple[Path, int]]:
+    """Every key of the document with its line; a table may be mentioned several times."""
+    table: Path = ()
+    tables: dict[Path, int] = {}  # arrays of tables, and how many each has so far
+    for line, statement, parsed in _statements(text):
+        header = statement.lstrip().startswith("[")
+        if not header:
+            yield from _within(parsed, table, statement, line)
+            continue
+        table = ()
+        node: Any = parsed
+        while node:
+            if isinstance(node, list):
+                tables[table] = tables.get(table, 0) + 1
+                table, node = (*table, tables[table] - 1), node[0]
+                continue
+            ((key, node),) = node.items()
+            table = (*table, key)
+            if table in tables and not isinstance(node, list):
+                table = (*table, tables[table] - 1)  # a table of the last of an array
+        yield from ((table[: end + 1], line) for end in range(len(table)))
+
+
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Each statement with the number of its first line and what it says by itself."""
+    first, pending = 0, ""
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        if not pending:
+            first = number
+        pending += line
+        try:
+            parsed = tomllib.loads(pending)
+        except tomllib.TOMLDecodeError:
+            continue  # it goes on
+        if parsed:
+            yield first, pending, parsed
+        pending = ""
+
+
+def _within(value: Any, path: Path, statement: str, line: int) -> Iterator[tuple[Path, int]]:
+    """The keys within the value of a statement, each looked for behind the one before it."""
+    at = 0
+    for inner, key in _keys(value, path):
+        found = re.compile(rf"(?<![\w-]){re.escape(key)}(?![\w-])").search(statement, at)
+        at = found.end() if found else at
+        yield inner, line + statement[:at].count("\n")
+
+
+def _keys(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        if isinstance(value, dict):
+            yield (*path, key), key
+        if isinstance(item, dict | list):
+            yield from _keys(item, (*path, key))

@@ -1,0 +1,258 @@
+"""The reference loop: a task is learned from any configuration, checkpointed, and resumed.
+
+A run is a folder: the configuration it was started with, checkpoints of model and loader in one
+call of Orbax, `metrics.jsonl` with a line for every few steps, and `seen`, 16 bytes for each
+position that was trained on: a digest of the row as the step saw it, augmentation and all. Two runs
+have seen the same data in the same order if these files are equal, whatever their batch sizes and
+meshes. What a killed run did after its last checkpoint is done again, and recorded again.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint import v1 as ocp
+
+from loader.command.config import Config, TrainSettings, task_spec
+from loader.data_loader import DataLoader
+from loader.spec import VALID_MASK
+from loader.stats import Stats
+
+DIGEST_BYTES = 16
+LOG_EVERY = 5
+
+#: Told of each logged line: to show progress.
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    steps: int
+    position: int
+    first_step: int  # of this process: 0, or where it went on
+    first_position: int
+    digest: str  # of all rows seen, in the order of their positions
+    figures: dict[str, float]  # over what was held out
+    stats: Stats  # of this process
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "stats": self.stats.scalars()}
+
+
+def train(config: Config, folder: Path, progress: Progress) -> Result:
+    """Train to the end, from the newest checkpoint in the folder if there is one."""
+    settings = config.train
+    assert settings is not None
+    with config.loader() as loader, _checkpoints(folder, settings) as checkpoints:
+        graph, state = _fresh(config, loader)
+        if checkpoints.latest is not None:
+            state = _restored(checkpoints, state, loader)
+        step = _compiled(graph, state, settings, loader)
+        with Journal(folder, loader) as journal:
+            first = journal.step, journal.position
+            for batch in loader:
+                state, loss = step(state, batch)
+                if (line := journal.note(batch, loss)) is not None:
+                    progress(line)
+                if journal.step % settings.checkpoint_every == 0:
+                    _save(checkpoints, journal.step, state, loader)
+            if checkpoints.latest is None or checkpoints.latest.step < journal.step:
+                _save(checkpoints, journal.step, state, loader)
+            stats = loader.stats()
+            digest = journal.digest()
+        figures = _figures(graph, state, settings, config.held_out())
+        return Result(journal.step, journal.position, *first, digest, figures, stats)
+
+
+def training_step(config: Config) -> Callable[[Any], Any]:
+    """The step of training by itself, on one batch after the other: to be timed."""
+    assert config.train is not None
+    loader = config.loader()
+    graph, state = _fresh(config, loader)
+    step = _compiled(graph, state, config.train, loader)
+
+    def take(batch: Any) -> Any:
+        nonlocal state
+        state, loss = step(state, batch)
+        return loss
+
+    return take
+
+
+def _fresh(config: Config, loader: DataLoader) -> tuple[Any, dict[str, Any]]:
+    """The structure of the model, and the state that is trained: as the seed says."""
+    settings, spec = config.train, task_spec(loader, config.settings)
+    assert settings is not None
+    graph, params = nnx.split(settings.task.model(spec, nnx.Rngs(settings.seed)))
+    params = nnx.to_pure_dict(params)
+    state = {"params": params, "optimizer": _optimizer(settings).init(params)}
+    everywhere = NamedSharding(config.mesh, PartitionSpec()) if config.mesh else jax.devices()[0]
+    return graph, jax.device_put(state, everywhere)
+
+
+def _compiled(graph: Any, state: Any, settings: TrainSettings, loader: DataLoader) -> Any:
+    """The step, compiled before anything is read."""
+    step = jax.jit(_step(graph, settings), donate_argnums=0)
+    return step.lower(state, loader.batch_spec()).compile()
+
+
+def _optimizer(settings: TrainSettings) -> optax.GradientTransformation:
+    return optax.adam(settings.learning_rate)
+
+
+def _step(graph: Any, settings: TrainSettings) -> Callable[[Any, Any], tuple[Any, jax.Array]]:
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        def loss_of(params: Any) -> jax.Array:
+            sums = _sums(settings.task, nnx.merge(graph, params), batch)
+            return sums["loss"] / jnp.maximum(sums["weights"], 1)
+
+        loss, gradient = jax.value_and_grad(loss_of)(state["params"])
+        updates, optimizer = _optimizer(settings).update(gradient, state["optimizer"])
+        params = optax.apply_updates(state["params"], updates)
+        return {"params": params, "optimizer": optimizer}, loss
+
+    return step
+
+
+def _sums(task: Any, model: Any, batch: Any) -> dict[str, jax.Array]:
+    """The figures of a task, weighted and added up over a batch, microbatch by microbatch."""
+
+    def of_rows(rows: Any) -> dict[str, jax.Array]:
+        measured = task.measure(model, rows)
+        weights = measured.pop("weights")
+        return {"weights": weights.sum(), **{k: (v * weights).sum() for k, v in measured.items()}}
+
+    if batch[VALID_MASK].ndim == 1:
+        return of_rows(batch)
+    return jax.tree.map(lambda leaf: leaf.sum(0), jax.lax.map(of_rows, batch))
+
+
+def _figures(graph: Any, state: Any, settings: TrainSettings, held_out: Any) -> dict[str, float]:
+    if held_out is None:
+        return {}
+    measure = jax.jit(lambda params, b: _sums(settings.task, nnx.merge(graph, params), b))
+    totals: dict[str, float] = {}
+    with held_out:
+        for batch in held_out:
+            for name, value in measure(state["params"], batch).items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+    weights = totals.pop("weights")
+    return {name: value / weights for name, value in totals.items()}
+
+
+# Checkpoints
+
+
+@contextlib.contextmanager
+def _checkpoints(folder: Path, settings: TrainSettings) -> Iterator[ocp.training.Checkpointer]:
+    policy = ocp.training.preservation_policies.LatestN(settings.keep)
+    checkpoints = ocp.training.Checkpointer(
+        (folder / "checkpoints").absolute(),
+        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+        preservation_policy=policy,
+        cleanup_tmp_directories=True,
+    )
+    with checkpoints:
+        yield checkpoints
+
+
+def _save(checkpoints: Any, step: int, state: Any, loader: DataLoader) -> None:
+    checkpoints.save_checkpointables_async(step, {"state": state, "data": loader})
+
+
+def _restored(checkpoints: Any, state: Any, loader: DataLoader) -> Any:
+    """The newest state, placed like the fresh one; the loader is moved to where it was."""
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+    )
+    return checkpoints.load_checkpointables(None, {"state": like, "data": loader})["state"]
+
+
+# What happened
+
+
+class Journal:
+    """What a run writes down as it goes."""
+
+    def __init__(self, folder: Path, loader: DataLoader) -> None:
+        state = loader.get_state()
+        self.step: int = state["step"]
+        self.position: int = state["position"]
+        self._loader = loader
+        self._losses: list[jax.Array] = []
+        self._stats = loader.stats()
+        self._seen = os.open(folder / "seen", os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._seen, self.position * DIGEST_BYTES)
+        self._metrics = (folder / "metrics.jsonl").open("a")
+
+    def note(self, batch: Any, loss: jax.Array) -> dict[str, Any] | None:
+        """Note a step; every few of them a line of what happened since the last."""
+        first, last = self._loader.current.get_value()
+        digests = row_digests(batch)[: last + 1 - first]
+        os.pwrite(self._seen, b"".join(digests), first * DIGEST_BYTES)
+        self.step, self.position = self.step + 1, last + 1
+        self._losses.append(loss)
+        if self.step % LOG_EVERY and not self._at_end():
+            return None
+        stats = self._loader.stats()
+        since = stats - self._stats
+        line = {
+            "step": self.step,
+            "position": self.position,
+            "epoch": first / self._loader.plan.num_records,
+            "loss": float(np.mean(self._losses)),
+            "rows_per_s": since.rows_per_s,
+            "waiting_share": since.waiting_share,
+            "waiting_ms": 1e3 * since.waiting_s / since.batches,
+            "batch_size": self._loader.plan.batch_size,
+            "devices": len(jax.tree.leaves(batch)[0].sharding.device_set),
+            "time": time.time(),
+        }
+        self._losses, self._stats = [], stats
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+        return line
+
+    def _at_end(self) -> bool:
+        return self.step == self._loader.plan.end
+
+    def digest(self) -> str:
+        """One digest of everything seen up to here."""
+        size = self.position * DIGEST_BYTES
+        return hashlib.sha256(os.pread(self._seen, size, 0)).hexdigest()[:32]
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._seen)
+        self._metrics.close()
+
+
+def row_digests(batch: Any) -> list[bytes]:
+    """A digest of each row over all of its leaves; zeros for padding."""
+    valid = np.asarray(batch[VALID_MASK]).ravel()
+    columns = []
+    for leaf in jax.tree.leaves(batch):
+        array = np.ascontiguousarray(leaf)
+        columns.append(array.reshape(valid.size, -1).view(np.uint8))
+    rows = np.concatenate(columns, axis=1)
+    return [
+        hashlib.blake2b(row, digest_size=DIGEST_BYTES).digest() if there else bytes(DIGEST_BYTES)
+        for row, there in zip(rows, valid.tolist(), strict=True)
+    ]

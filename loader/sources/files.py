@@ -1,0 +1,73 @@
+"""Whole files as records."""
+
+import operator
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from loader.permutation import Int64s
+from loader.sources.paths import Paths, expand
+from loader.sources.source import sampled_fingerprint
+from loader.spec import Spec
+
+
+class FilesSource:
+    """Every file is a record, in the order of the paths: `{leaf: its content}`.
+
+    `paths` is a path, a glob (its files in the order of their names), or a list of them. The
+    content is a text, decoded as UTF-8, or with `text=False` bytes, such as `DecodeImage` takes.
+    Files are opened when their record is read.
+    """
+
+    fresh_rows = True
+
+    def __init__(self, paths: Paths, *, leaf: str = "text", text: bool = True) -> None:
+        self.paths = expand(paths, "text" if text else "data")
+        self._leaf = leaf
+        self._text = text
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, str | bytes]:
+        return {self._leaf: self.gather(np.array([operator.index(index)]))[self._leaf][0]}
+
+    def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
+        contents = np.empty(len(indices), object)
+        for place, record in enumerate(indices.tolist()):
+            if not 0 <= record < len(self):
+                raise IndexError(f"record {record} of a source of {len(self)}")
+            contents[place] = self._content(record)
+        return {self._leaf: contents}
+
+    def _content(self, record: int) -> str | bytes:
+        path = self.paths[record]
+        try:
+            content = epath.Path(path).read_bytes()
+            return content.decode() if self._text else content
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"record {record}, {path}, is not UTF-8: {error.reason} at byte {error.start}; "
+                "convert it (iconv -f latin1 -t utf-8), or give text=False to have its bytes"
+            ) from error
+        except OSError as error:
+            raise ValueError(
+                f"cannot read record {record}, {path}: {error.strerror or error}; it was there "
+                "when the source was opened"
+            ) from error
+
+    def record_spec(self) -> Spec:
+        return {self._leaf: jax.ShapeDtypeStruct((), np.dtype(object))}
+
+    def fingerprint(self) -> dict[str, Any]:
+        files = [[os.path.basename(p), epath.Path(p).stat().length] for p in self.paths]
+        return {"files": files, **sampled_fingerprint(self)}
+
+    def locate(self, record: int) -> str:
+        return self.paths[record]
+
+    def __repr__(self) -> str:
+        return f"FilesSource({len(self.paths)} files)"

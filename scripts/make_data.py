@@ -1,0 +1,92 @@
+"""Writes the data of the configurations in `configs/` into `build/data`.
+
+    python scripts/make_data.py digits waves
+
+digits: scikit-learn's 1797 handwritten digits as ArrayRecord files, every fifth held out.
+waves: 20 000 noisy waves of 128 samples, and their frequency, as zarr3 arrays in chunks of 64.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import tensorstore as ts
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from loader import RawArrays
+
+DIGIT = RawArrays(
+    {
+        "image": jax.ShapeDtypeStruct((8, 8, 1), np.uint8),
+        "label": jax.ShapeDtypeStruct((), np.int32),
+    }
+)
+EVERY, FILES = 5, 4
+
+
+def write_digits(folder: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    records = [
+        DIGIT.encode({"image": image[..., None], "label": label})
+        for image, label in zip(digits.images.astype(np.uint8), digits.target, strict=True)
+    ]
+    held_out = records[::EVERY]
+    del records[::EVERY]
+    for number in range(FILES):
+        _write_records(folder / f"train-{number}-of-{FILES}.array_record", records[number::FILES])
+    _write_records(folder / "test.array_record", held_out)
+
+
+def _write_records(path: Path, records: list[bytes]) -> None:
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+
+
+def write_waves(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    count, samples = 20_000, 128
+    frequency = random.uniform(1, 16, count).astype(np.float32)
+    phase = random.uniform(0, 2 * np.pi, (count, 1))
+    time = np.linspace(0, 1, samples)
+    wave = np.sin(2 * np.pi * frequency[:, None] * time + phase)
+    wave += 0.3 * random.standard_normal((count, samples))
+    for name, array in (("wave", wave.astype(np.float32)), ("frequency", frequency)):
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": str((folder / name).absolute())},
+            "metadata": {
+                "chunk_grid": {
+                    "name": "regular",
+                    "configuration": {"chunk_shape": [64, *array.shape[1:]]},
+                }
+            },
+        }
+        store = ts.open(
+            spec, create=True, delete_existing=True, dtype=array.dtype, shape=array.shape
+        ).result()
+        store.write(array).result()
+
+
+WRITERS = {"digits": write_digits, "waves": write_waves}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in WRITERS]
+    if unknown or not names:
+        print(f"name one or more of: {', '.join(WRITERS)}; got {' '.join(names) or 'nothing'}")
+        return 2
+    for name in names:
+        folder = Path("build/data") / name
+        folder.mkdir(parents=True, exist_ok=True)
+        WRITERS[name](folder)
+        print(f"wrote {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
