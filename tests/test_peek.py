@@ -102,6 +102,9 @@ def test_each_tile_shows_the_image_of_its_own_row(tmp_path: Path):
     seen = peek(loader, 0, picture=tmp_path / "sheet.png")
     shown = tiles(seen)
     assert len(shown) == 12
+    assert seen.sheet is not None
+    places = [(top, left) for ((left, top, _, _),) in seen.sheet.boxes]
+    assert places == sorted(set(places))  # read as a text is
     least, most = int(batch["image"].min()), int(batch["image"].max())
     for tile, image in zip(shown, batch["image"], strict=True):
         assert tile.shape == (128, 128, 3)

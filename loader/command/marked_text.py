@@ -50,8 +50,7 @@ def marked(runs: Sequence[Run]) -> tuple[Text, str]:
         else:
             style = _COLOURS[run.segment % 2] if run.counts else "dim underline"
             text.append(_unseen(run) if run.text_is_missing else visible(run.text), style)
-        sign = " " if run.counts or run.is_padding else "^"
-        under += sign * (len(text) - len(under))
+        under += (" " if run.counts else "^") * (len(text) - len(under))
     return text, under
 
 

@@ -20,7 +20,7 @@ _CUT = "\ufffd"  # what a decoder puts where the bytes of a character are not al
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Places of one segment that all count or all do not. Segment 0 is padding."""
+    """Places of one segment that all count or all do not. Segment 0 is padding, never marked."""
 
     text: str
     places: int

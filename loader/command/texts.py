@@ -34,7 +34,7 @@ class TextRow:
 
     @property
     def uncounted(self) -> int:
-        return sum(run.places for run in self.runs or () if not (run.counts or run.is_padding))
+        return sum(run.places for run in self.runs or () if not run.counts)
 
     @property
     def segments(self) -> list[str]:
@@ -68,7 +68,7 @@ class TextLeaf:
 class Packing:
     """How full packed rows are: the part of their places that is padding, and segments by row.
 
-    A masked row has no segments, and its places are not counted.
+    The places of masked rows, which have no segments, are not counted.
     """
 
     name: str
@@ -96,7 +96,7 @@ def packings_of(leaves: Mapping[str, Any], valid: np.ndarray) -> Iterator[Packin
     """How full the rows are of everything that is packed."""
     for name, leaf in leaves.items():
         if _last(name) == SEGMENT_IDS and leaf.ndim == 2 and _are_tokens(leaf):
-            segments = [len(set(row[row > 0].tolist())) for row in leaf * valid[:, None]]
+            segments = [len(set(row[row > 0].tolist())) for row in leaf]
             real = leaf[valid]
             yield Packing(name, float((real == 0).mean()) if real.size else None, tuple(segments))
 
