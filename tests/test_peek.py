@@ -27,7 +27,7 @@ from loader import (
 )
 from loader.command.leaf_facts import LeafFacts
 from loader.command.peek import Peek, peek
-from operators import ByteTokenizer, Normalize, Pad, ShiftTargets, Tokenize
+from operators import ByteTokenizer, DecodeImage, Normalize, Pad, ShiftTargets, Tokenize
 
 DECODE = ByteTokenizer().decode
 RED = (200, 30, 45)
@@ -167,6 +167,19 @@ def test_large_images_are_shrunk_to_a_size_that_fits(tmp_path: Path):
     seen = peek(DataLoader({"image": plain}, batch_size=3), 0, picture=tmp_path / "sheet.png")
     assert [tile.shape for tile in tiles(seen)] == [(192, 256, 3)] * 3
     assert [tile[90, 100, 0] for tile in tiles(seen)] == [200, 199, 198]
+
+
+def test_images_of_different_sizes_are_drawn_from_the_host(tmp_path: Path):
+    files = np.empty(3, object)
+    for row, image in enumerate(made := [images(1, 20 + row, 30, 3)[0] for row in range(3)]):
+        files[row] = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1].tobytes()
+    loader = DataLoader({"image": files}, batch_size=4, operators=[DecodeImage()])
+    seen = peek(loader, 0, picture=tmp_path / "sheet.png")
+    for tile, image in zip(tiles(seen), made, strict=False):
+        np.testing.assert_array_equal(points(tile, len(image)), image)
+    assert "uint8 of 3 sizes" in printed(seen)
+    assert seen.texts == ()
+    assert seen.masked == (3,)
 
 
 def test_several_images_of_a_row_stand_side_by_side(tmp_path: Path):

@@ -70,7 +70,8 @@ class Peek:
     def _head(self) -> Text:
         first, last = self.epochs
         epoch = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-        masked = f", {len(self.masked)} of them padding (rows {ranges(self.masked)})"
+        which = f"row{'s' * (len(self.masked) > 1)} {ranges(self.masked)}"
+        masked = f", {len(self.masked)} of them padding ({which})"
         rows = f"{self.rows} row{'s' * (self.rows > 1)}{masked if self.masked else ''}"
         positions = f"positions {self.positions[0]} to {self.positions[1]}"
         return Text.assemble((f"step {self.step}", "bold"), f" · {epoch} · {positions} · {rows}")
@@ -102,6 +103,8 @@ def peek(
     start, stop = loader.plan.span(step)
     epochs = (start // loader.plan.num_records, (stop - 1) // loader.plan.num_records)
     shown = {name: leaf for name, leaf in by_rows.items() if name != VALID_MASK}
+    sheet = draw_sheet(shown, valid, Path(picture), f"step {step} · epoch {epochs[0]}")
+    read = {n: leaf for n, leaf in shown.items() if sheet is None or n not in sheet.notes}
     return Peek(
         step=int(step),
         epochs=epochs,
@@ -110,9 +113,9 @@ def peek(
         masked=tuple(np.flatnonzero(~valid).tolist()),
         note=note,
         leaves=tuple(facts),
-        sheet=draw_sheet(shown, valid, Path(picture), f"step {step} · epoch {epochs[0]}"),
+        sheet=sheet,
         packings=tuple(packings_of(shown, valid)),
-        texts=tuple(texts_of(shown, valid[:rows], decode)),
+        texts=tuple(texts_of(read, valid[:rows], decode)),
     )
 
 

@@ -57,11 +57,12 @@ def draw_sheet(
         return None
     pen = Pen.made()
     rows = min(len(valid), MOST_ROWS)
+    told = np.flatnonzero(valid[:rows]).tolist() or [0]  # an image may be missing from the others
     columns, notes = [], {}
     for name, images in found.items():
         tones = tones_of(image for image, real in zip(images, valid, strict=True) if real)
         drawn = [_fitted(pen, tones.pixels(image), rows) for image in images[:rows]]
-        notes[name] = f"{_change(images[:rows], drawn)}, {tones}"
+        notes[name] = f"{_change([(images[row], drawn[row]) for row in told])}, {tones}"
         columns.append(drawn)
     tiles = [
         Tile(images, _caption(leaves, row, bool(valid[row])), bool(valid[row]))
@@ -91,17 +92,18 @@ def _fitted(pen: Pen, pixels: np.ndarray, rows: int) -> np.ndarray:
     return pixels.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def _change(images: Sequence[np.ndarray], drawn: Sequence[np.ndarray]) -> str:
-    """What the images are, and how their size was changed."""
-    shapes = {image.shape for image in images}
+def _change(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
+    """What the images are, and how their size was changed, from each and what was drawn of it."""
+    image, drawn = pairs[0]
+    shapes = {image.shape for image, _ in pairs}
     if len(shapes) > 1:
-        return f"{images[0].dtype} of {len(shapes)} sizes, fitted"
-    what = f"{images[0].dtype} {'x'.join(map(str, images[0].shape))}"
-    what += ", alpha left out" if images[0].shape[2] == 4 else ""
-    was, now = images[0].shape[0], drawn[0].shape[0]
+        return f"{image.dtype} of {len(shapes)} sizes, fitted"
+    what = f"{image.dtype} {'x'.join(map(str, image.shape))}"
+    what += ", alpha left out" if image.shape[2] == 4 else ""
+    was, now = image.shape[0], drawn.shape[0]
     if now > was:
         return f"{what}, enlarged {now // was} times"
-    return f"{what}, shrunk to {now}x{drawn[0].shape[1]}" if now < was else what
+    return f"{what}, shrunk to {now}x{drawn.shape[1]}" if now < was else what
 
 
 def _caption(leaves: Mapping[str, Any], row: int, real: bool) -> tuple[str, ...]:
