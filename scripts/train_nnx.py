@@ -2,10 +2,10 @@
 
     python scripts/train_nnx.py FOLDER [--steps N]
 
-Learns which of ten classes a point is of, on all devices there are. Run it again with the same folder:
-it goes on where it was, with `--steps` fewer or more. The parts to look for: the step compiled from
-`batch_spec()` before anything is read, the loss weighted by `valid_mask`, one call of Orbax for model
-and loader, and an evaluation loop that runs over the same loader as often as it is asked to.
+Learns which of ten classes a point is of, on all devices there are. Run it again with the same
+folder, and perhaps more steps: it goes on where it was. The parts to look for: the step compiled
+from `batch_spec()` before anything is read, the loss weighted by `valid_mask`, one call of Orbax for
+model and loader, and an evaluation loop that runs over the same loader as often as it is asked to.
 """
 
 import argparse
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx

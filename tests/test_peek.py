@@ -25,8 +25,8 @@ from loader import (
     TextLinesSource,
     index_lengths,
 )
-from loader.command.leaf_facts import LeafFacts
-from loader.command.peek import Peek, peek
+from loader.command.peek.leaf_facts import LeafFacts
+from loader.command.peek.peek import Peek, peek
 from operators import ByteTokenizer, DecodeImage, Normalize, Pad, ShiftTargets, Tokenize
 
 DECODE = ByteTokenizer().decode

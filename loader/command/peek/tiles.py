@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loader.command.pen import FAINT, INK, LINE_HEIGHT, PAPER, RED, Pen
+from loader.command.peek.pen import FAINT, INK, LINE_HEIGHT, PAPER, RED, Pen
 
 _WIDTH = 1160  # pixels: of all tiles of a line, unless one is wider
 _LEAST_WIDTH = 100  # of a tile, so that its caption can be read

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.command.runs import LOSS_MASK, Decode, Run, text_run, token_runs
+from loader.command.peek.runs import LOSS_MASK, Decode, Run, text_run, token_runs
 from loader.packed_rows import POSITIONS, SEGMENT_IDS
 from loader.spec import is_text
 

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loader.command.leaf_facts import LeafFacts
-from loader.command.marked_text import PARTING, UNSEEN, lines_of, visible
-from loader.command.pictures import Sheet, rows_drawn
-from loader.command.runs import LOSS_MASK
-from loader.command.texts import Packing, TextLeaf, TextRow
+from loader.command.peek.leaf_facts import LeafFacts
+from loader.command.peek.marked_text import PARTING, UNSEEN, lines_of, visible
+from loader.command.peek.pictures import Sheet, rows_drawn
+from loader.command.peek.runs import LOSS_MASK
+from loader.command.peek.texts import Packing, TextLeaf, TextRow
 from loader.packed_rows import SEGMENT_IDS
 
 _LINES_OF_A_ROW = 12

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from loader.command.marked_text import visible
-from loader.command.pen import Pen
-from loader.command.pixels import images_of, tones_of
-from loader.command.tiles import Box, Tile, laid_out
+from loader.command.peek.marked_text import visible
+from loader.command.peek.pen import Pen
+from loader.command.peek.pixels import images_of, tones_of
+from loader.command.peek.tiles import Box, Tile, laid_out
 from loader.spec import VALID_MASK
 
 MOST_ROWS = 64

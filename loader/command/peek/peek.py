@@ -15,11 +15,11 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from loader.command.leaf_facts import LeafFacts, facts_of
-from loader.command.marked_text import visible
-from loader.command.pictures import Sheet, draw_sheet
-from loader.command.printed import leaf_table, packing_line, print_text, ranges, sheet_lines
-from loader.command.texts import Packing, TextLeaf, packings_of, texts_of
+from loader.command.peek.leaf_facts import LeafFacts, facts_of
+from loader.command.peek.marked_text import visible
+from loader.command.peek.pictures import Sheet, draw_sheet
+from loader.command.peek.printed import leaf_table, packing_line, print_text, ranges, sheet_lines
+from loader.command.peek.texts import Packing, TextLeaf, packings_of, texts_of
 from loader.data_loader import DataLoader
 from loader.spec import VALID_MASK, device_dtype, named_leaves, spec_of
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from loader.command.runs import Run
+from loader.command.peek.runs import Run
 
 PARTING = "┃"
 UNSEEN = "·"

@@ -1,0 +1,163 @@
+"""The reference loop: what a run has seen does not depend on how it was run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from loader import DataLoader
+from loader.cli import ALL_KINDS, main
+from loader.command.config import read_config
+from loader.command.train import DIGEST_BYTES, row_digests, train
+
+CONFIG = """\
+[source]
+kind = "ArraySource"
+arrays = { x = "x.npy", y = "y.npy" }
+[order]
+kind = "Shuffle"
+[[operators]]
+kind = "MapBatch"
+fn = { ref = "noise:noisy" }
+[loader]
+batch_size = 8
+epochs = 3
+[mesh]
+data = 4
+[train]
+task = { kind = "Regress" }
+checkpoint_every = 4
+[held_out]
+source = { kind = "ArraySource", arrays = { x = "x.npy", y = "y.npy" } }
+"""
+NOISE = """
+def noisy(rows):
+    return {**rows, "x": rows["x"] + 0.5}
+"""
+X = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", X)
+    np.save("y.npy", X @ np.arange(6, dtype=np.float32))
+    (tmp_path / "noise.py").write_text(NOISE)
+    (tmp_path / "some.toml").write_text(CONFIG)
+    return tmp_path
+
+
+class Killed(Exception):
+    pass
+
+
+def run(name: str, *changes: str, until: int | None = None) -> dict:
+    """Train into a folder, or leave in the middle, as a kill would, after a line is logged."""
+    config = read_config("some.toml", ALL_KINDS, changes)
+    Path(name).mkdir(exist_ok=True)
+
+    def tell(line: dict) -> None:
+        if until is not None and line["step"] >= until:
+            raise Killed
+
+    return train(config, Path(name), tell).to_json()
+
+
+def test_a_run_that_was_broken_off_has_seen_what_an_undisturbed_one_has(folder: Path):
+    alone = run("alone")
+    with pytest.raises(Killed):
+        run("killed", until=10)
+    resumed = run("killed", "loader.batch_size=6", "mesh.data=2")
+    assert (resumed["first_step"], resumed["first_position"]) == (8, 58)
+    assert alone["position"] == resumed["position"] == 150
+    assert resumed["digest"] == alone["digest"]
+    assert Path("alone/seen").read_bytes() == Path("killed/seen").read_bytes()
+    assert Path("alone/seen").stat().st_size == 150 * DIGEST_BYTES
+
+
+def test_what_was_seen_tells_other_data_order_and_operators_apart(folder: Path):
+    seen = {run("a")["digest"], run("b", "order.seed=1")["digest"]}
+    (folder / "noise.py").write_text(NOISE.replace("0.5", "0.25"))
+    del sys.modules["noise"]
+    seen.add(run("c")["digest"])
+    np.save("x.npy", X + 1)
+    seen.add(run("d")["digest"])
+    assert len(seen) == 4
+
+
+def test_microbatches_change_nothing_that_is_seen_and_the_loss_is_that_of_the_batch(folder: Path):
+    whole, parts = run("whole"), run("parts", "loader.microbatches=2")
+    assert whole["digest"] == parts["digest"]
+    np.testing.assert_allclose(whole["figures"]["loss"], parts["figures"]["loss"], rtol=1e-3)
+
+
+def test_padding_is_not_seen_and_not_learned(folder: Path):
+    config = read_config("some.toml", ALL_KINDS)
+    last = config.loader().batch_at(6)  # 2 rows and 6 of padding
+    digests = row_digests(last)
+    assert [digest == bytes(DIGEST_BYTES) for digest in digests] == [False] * 2 + [True] * 6
+    task = config.train.task
+    measured = task.measure(lambda x: x[:, :1] * 0, jax.tree.map(np.asarray, last))
+    assert measured["weights"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_model_learns_what_is_to_be_learned(folder: Path):
+    short, long = run("short", "loader.epochs=1"), run("long", "loader.epochs=30")
+    assert long["figures"]["loss"] < short["figures"]["loss"] / 2
+
+
+def test_metrics_are_lines_of_what_happened(folder: Path):
+    run("some")
+    lines = [json.loads(line) for line in Path("some/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 10, 15, 20, 21]
+    assert [line["position"] for line in lines] == [40, 74, 108, 148, 150]
+    assert all(line["devices"] == 4 and line["batch_size"] == 8 for line in lines)
+    assert all(0 <= line["waiting_share"] <= 1 and line["rows_per_s"] > 0 for line in lines)
+
+
+def test_a_run_goes_on_by_its_folder_alone(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "some.toml", "--into", "out", "--set", "loader.epochs=1"]) == 0
+    assert main(["train", "some.toml", "--into", "out"]) == 2
+    assert "gristmill resume out" in capsys.readouterr().err
+    (folder / "some.toml").unlink()  # the run has a copy
+    assert main(["resume", "out", "--set", "loader.epochs=2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["first_position"], result["position"]) == (50, 100)
+    assert main(["resume", "out", "--json"]) == 0  # what was set stays set
+    assert json.loads(capsys.readouterr().out)["position"] == 100
+    assert main(["resume", "nowhere"]) == 2
+    assert "no run in nowhere" in capsys.readouterr().err
+
+
+def test_other_data_is_refused_when_a_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
+    assert main(["resume", "out", "--set", "order.seed=7"]) == 2
+    error = capsys.readouterr().err
+    assert "order.seed" in error
+    assert error.count("\n") == 1
+
+
+def test_the_script_to_copy_from_trains_and_goes_on(tmp_path: Path):
+    script = Path(__file__).parent.parent / "scripts" / "train_nnx.py"
+
+    def lines(*more: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, str(script), str(tmp_path), *more],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    assert lines("--steps", "150")[1].startswith("step 150: ")
+    again = lines("--steps", "250")
+    assert again[0] == "goes on from step 150"
+    assert float(again[-2].rpartition(" ")[2].rstrip("%")) > 98
+
+
+def test_a_loader_whose_records_differ_has_other_digests_for_every_row():
+    batch = DataLoader({"x": np.arange(9)}, batch_size=9).batch_at(0)
+    assert len(set(row_digests(batch))) == 9
