@@ -26,7 +26,8 @@ from loader.command.config import Config, read_config
 from loader.command.kinds import KINDS
 from loader.command.peek import peek
 from loader.command.problems import ConfigError
-from loader.command.states import diff_states, read_state, show_diff, show_state
+from loader.command.state_files import read_state
+from loader.command.states import diff_to_json, show_diff, show_state, state_to_json
 from loader.command.tasks import TASKS
 from loader.command.train import train, training_step
 
@@ -130,15 +131,13 @@ def _trainable(config: Config) -> Config:
 
 def _state_show(options: argparse.Namespace) -> int:
     path, state = read_state(options.file)
-    _out(options, {"file": str(path), **state}, lambda console: show_state(path, state, console))
+    _out(options, state_to_json(state, path), lambda console: show_state(state, console, path))
     return 0
 
 
 def _state_diff(options: argparse.Namespace) -> int:
-    first, second = (read_state(path) for path in (options.first, options.second))
-    differences = diff_states(first[1], second[1])
-    rows = [dataclasses.asdict(difference) for difference in differences]
-    _out(options, {"differences": rows}, lambda console: show_diff(differences, console))
+    first, second = (read_state(path)[1] for path in (options.first, options.second))
+    _out(options, diff_to_json(first, second), lambda console: show_diff(first, second, console))
     return 0
 
 

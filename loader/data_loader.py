@@ -281,6 +281,11 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         return self._work.plan
 
     @property
+    def microbatches(self) -> int | None:
+        """Into how many parts a batch comes, if it does."""
+        return self._work.microbatches
+
+    @property
     def steps_per_epoch(self) -> int:
         """Batches of one epoch; under `carry`, those that begin in the first."""
         return self.plan.steps_per_epoch

@@ -128,7 +128,7 @@ def claims(alone: Run, killed: Run, reached: int, epoch: int, epochs: int) -> li
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Train, be killed, resume, and prove it.")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the data (20)")
     epochs = parser.parse_args().epochs
     console, began = Console(), time.monotonic()

@@ -8,6 +8,7 @@ waves: 20 000 noisy waves of 128 samples, and their frequency, as zarr3 arrays i
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ EVERY, FILES = 5, 4
 def write_digits(folder: Path) -> None:
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits: Any = load_digits()
     records = [
         DIGIT.encode({"image": image[..., None], "label": label})
         for image, label in zip(digits.images.astype(np.uint8), digits.target, strict=True)

@@ -4,8 +4,8 @@
 
 Learns which of ten classes a point is of, on all devices there are. Run it again with the same
 folder, and perhaps more steps: it goes on where it was. The parts to look for: the step compiled
-from `batch_spec()` before anything is read, the loss weighted by `valid_mask`, one call of Orbax for
-model and loader, and an evaluation loop that runs over the same loader as often as it is asked to.
+from `batch_spec()` before anything is read, the loss weighted by `valid_mask`, one call of Orbax
+for model and loader, an evaluation loop that runs over the same loader as often as it is asked to.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def accuracy(model: Model, loader: DataLoader) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Flax NNX, Optax and Orbax around a DataLoader.")
     parser.add_argument("folder", type=Path, help="where checkpoints are, or will be")
     parser.add_argument("--steps", type=int, default=400, help="train up to this step (400)")
     options = parser.parse_args()
@@ -88,7 +88,7 @@ def main() -> None:
     nnx.update((model, optimizer), jax.device_put(state, NamedSharding(mesh, P())))
     step = train_step.lower(model, optimizer, train.batch_spec()).compile()
 
-    with ocp.training.Checkpointer(options.folder.absolute()) as checkpoints, train, test:
+    with ocp.training.Checkpointer(str(options.folder.absolute())) as checkpoints, train, test:
         if checkpoints.latest is not None:
             like = {"state": nnx.to_pure_dict(nnx.state((model, optimizer))), "data": train}
             loaded = checkpoints.load_checkpointables(None, like)
@@ -99,7 +99,9 @@ def main() -> None:
             number = train.get_state()["step"]
             if number % 100 == 0 or number == options.steps:
                 state = nnx.to_pure_dict(nnx.state((model, optimizer)))
-                checkpoints.save_checkpointables(number, {"state": state, "data": train})
+                checkpoints.save_checkpointables(
+                    number, {"state": state, "data": train}, force=True
+                )
                 first, again = accuracy(model, test), accuracy(model, test)
                 assert first == again, "the same loader gives the same records again"
                 print(f"step {number}: loss {float(loss):.4f}, accuracy {first:.1%}")

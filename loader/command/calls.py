@@ -17,10 +17,10 @@ import sys
 import sysconfig
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from loader.command.problems import ConfigError, Problem, listed, nearest
+from loader.command.problems import ConfigError, Problem, did_you_mean, listed, nearest
 from loader.command.toml_lines import Document, Path
 
 
@@ -72,21 +72,23 @@ class Reader:
         """`target` called with the keys of the table as arguments."""
         label = label or name_of(path)
         known = _parameters(target)
-        before = len(self.problems)
+        before, meant = len(self.problems), set[str]()
         for key in table:
             if known is None or key in known:
                 continue
             if key in given:
                 self.note((*path, key), f"{key!r} of {label} is what stands before: leave it out")
             else:
-                choices = [name for name in known if name not in given]
-                hint = nearest(key, choices) or f"; it takes {listed(choices) or 'none'}"
+                choices = [name for name in known if name not in given and name not in table]
+                near = nearest(key, choices)
+                meant.update(near[:1])
+                hint = did_you_mean(near) or f"; it takes {listed(list(known)) or 'none'}"
                 self.note((*path, key), f"{label} has no key {key!r}{hint}")
         values = {key: self.value((*path, key), value) for key, value in table.items()}
         for key, parameter in (known or {}).items():
             if key in values:
                 self._check_type((*path, key), key, values[key], parameter.annotation, label)
-            elif parameter.default is inspect.Parameter.empty and key not in given:
+            elif parameter.default is inspect.Parameter.empty and key not in {*given, *meant}:
                 self.note(path, f"{label} needs {key!r}")
         if len(self.problems) > before or any(value is MISSING for value in given.values()):
             return MISSING
@@ -147,7 +149,10 @@ class Reader:
                 return MISSING
             return target
         if kind not in self.kinds:
-            hint = nearest(kind, self.kinds) or f"; there are {listed(sorted(self.kinds))}"
+            hint = (
+                did_you_mean(nearest(kind, self.kinds))
+                or f"; there are {listed(sorted(self.kinds))}"
+            )
             self.note(path, f"there is no kind {kind!r}{hint}; your own are 'module:name'")
             return MISSING
         return self.kinds[kind]
@@ -155,7 +160,10 @@ class Reader:
     def _text(self, path: Path, text: str) -> str:
         for name in _PLACE.findall(text):
             if name not in PLACES:
-                self.note(path, f"{name_of(path)}: there is no {{{name}}}{nearest(name, PLACES)}")
+                self.note(
+                    path,
+                    f"{name_of(path)}: there is no {{{name}}}{did_you_mean(nearest(name, PLACES))}",
+                )
         return expanded(text)
 
     def _check_type(self, path: Path, key: str, value: Any, annotation: Any, label: str) -> None:
@@ -164,14 +172,14 @@ class Reader:
             return
         words = [_in_words(one) for one in wanted if one is not type(None)]
         texts = [one for one in wanted if isinstance(one, str)]
-        hint = nearest(value, texts) if isinstance(value, str) else ""
+        hint = did_you_mean(nearest(value, texts)) if isinstance(value, str) else ""
         self.note(path, f"{key!r} of {label} must be {listed(words)}, got {value!r}{hint}")
 
     def culprit(self, path: Path, table: Mapping[str, Any], message: str) -> Path:
         """The key that a message speaks of, by its name or its text; else the whole table."""
-        for key, value in table.items():
-            if isinstance(value, str) and key != "kind" and repr(expanded(value)) in message:
-                return (*path, key)
+        for inner, text in _texts(table, path):
+            if inner[-1] != "kind" and repr(expanded(text)) in message:
+                return inner
         named = [(found.start(), key) for key in table if (found := _word(key).search(message))]
         return (*path, min(named)[1]) if named else path
 
@@ -197,6 +205,15 @@ def name_of(path: Path) -> str:
 def one_line(error: BaseException) -> str:
     """The message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """All texts in a value, at any depth, with their paths."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(item, (*path, key))
 
 
 def _word(key: str) -> re.Pattern[str]:

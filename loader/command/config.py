@@ -27,7 +27,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from loader.command.calls import MISSING, Reader, one_line
 from loader.command.kinds import Kinds
-from loader.command.problems import ConfigError, Problem, nearest
+from loader.command.problems import ConfigError, Problem, did_you_mean, nearest
 from loader.command.toml_lines import Document, read_document
 from loader.data_loader import DataLoader
 from loader.order import Sequential
@@ -155,7 +155,7 @@ def _config(reader: Reader) -> Config:
     document, tree = reader.document, reader.document.tree
     for section in tree:
         if section not in _SECTIONS:
-            hint = nearest(section, _SECTIONS)
+            hint = did_you_mean(nearest(section, _SECTIONS))
             reader.note((section,), f"there is no section [{section}]{hint}")
     for section, needs in (("sharding", "mesh"), ("held_out", "train")):
         if section in tree and needs not in tree:
@@ -173,7 +173,7 @@ def _config(reader: Reader) -> Config:
     held_out = _held_out(reader, settings, mesh)
     if train is not None and train is not MISSING:
         for part in (made, held_out):
-            _check_task(reader, train.task, part, settings)
+            _check_task(reader, train.task, part)
     reader.refuse_problems()
     return Config(document, reader.kinds, source, order, settings, mesh, train, tuple(reader.parts))
 
@@ -250,11 +250,11 @@ def _made(
         return MISSING
 
 
-def _check_task(reader: Reader, task: Any, made: Any, settings: Any) -> None:
+def _check_task(reader: Reader, task: Any, made: Any) -> None:
     """Note what of the batches the task cannot use; nothing is computed."""
     if made is MISSING or made is None:
         return
-    spec = task_spec(made, settings)
+    spec = task_spec(made)
 
     def attempt(batch: Any) -> Any:
         return task.measure(task.model(spec, nnx.Rngs(0)), batch)
@@ -265,10 +265,10 @@ def _check_task(reader: Reader, task: Any, made: Any, settings: Any) -> None:
         reader.note(("train", "task"), f"the task does not fit the batches: {one_line(error)}")
 
 
-def task_spec(made: DataLoader, settings: LoaderSettings) -> Any:
+def task_spec(made: DataLoader) -> Any:
     """What a task is given at a time: a batch, or a microbatch."""
     spec = made.batch_spec()
-    if settings.microbatches is None:
+    if made.microbatches is None:
         return spec
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), spec)
 

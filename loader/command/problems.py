@@ -32,11 +32,15 @@ class ConfigError(ValueError):
         ]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, if something known is near."""
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The known word that is nearest, if one is near at all."""
     choices = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.5)
-    return f"; did you mean {choices[found[0]]!r}?" if found else ""
+    return [choices[c] for c in difflib.get_close_matches(word.lower(), choices, 1, cutoff=0.5)]
+
+
+def did_you_mean(words: list[str]) -> str:
+    """The end of a message, with what is nearest, if anything is."""
+    return f"; did you mean {words[0]!r}?" if words else ""
 
 
 def listed(words: Sequence[str]) -> str:

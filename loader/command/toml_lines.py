@@ -45,23 +45,30 @@ class Document:
             key, equals, text = change.partition("=")
             keys = [part.strip() for part in key.split(".")]
             if not equals or not all(keys):
-                problem = Problem(None, f"cannot set {change!r}: write table.key=value")
-                raise ConfigError(self.name, [problem])
-            path: Path = ()
-            node: Any = tree
-            for place, part in enumerate(keys, 1):
-                if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-                    part = int(part)
-                elif not isinstance(node, dict):
-                    problem = Problem(None, f"cannot set {change!r}: there is no such place")
-                    raise ConfigError(self.name, [problem])
-                path = (*path, part)
-                if place < len(keys):
-                    node = node[part] if isinstance(node, list) else node.setdefault(part, {})
-            node[path[-1]] = _value(text.strip())
+                raise self._cannot_set(change, "write table.key=value")
+            try:
+                path = _set(tree, keys, _value(text.strip()))
+            except (LookupError, ValueError) as error:
+                raise self._cannot_set(change, "there is no such place") from error
             lines = {p: line for p, line in lines.items() if p[: len(path)] != path}
             lines[path] = _NOT_IN_THE_FILE
         return Document(self.name, tree, lines)
+
+    def _cannot_set(self, change: str, why: str) -> ConfigError:
+        return ConfigError(self.name, [Problem(None, f"cannot set {change!r}: {why}")])
+
+
+def _set(node: Any, keys: list[str], value: Any) -> Path:
+    """Put the value where the keys lead, making tables on the way; gives its path."""
+    place: Any = int(keys[0]) if isinstance(node, list) else keys[0]
+    if isinstance(node, dict):
+        node.setdefault(place, {})
+    elif not isinstance(node, list):
+        raise LookupError(place)
+    if len(keys) > 1:
+        return (place, *_set(node[place], keys[1:], value))
+    node[place] = value
+    return (place,)
 
 
 def _value(text: str) -> Any:
@@ -135,9 +142,10 @@ def _within(value: Any, path: Path, statement: str, line: int) -> Iterator[tuple
 
 
 def _keys(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in items:
-        if isinstance(value, dict):
+    if isinstance(value, dict):
+        for key, item in value.items():
             yield (*path, key), key
-        if isinstance(item, dict | list):
             yield from _keys(item, (*path, key))
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _keys(item, (*path, place))

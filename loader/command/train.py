@@ -96,7 +96,7 @@ def training_step(config: Config) -> Callable[[Any], Any]:
 
 def _fresh(config: Config, loader: DataLoader) -> tuple[Any, dict[str, Any]]:
     """The structure of the model, and the state that is trained: as the seed says."""
-    settings, spec = config.train, task_spec(loader, config.settings)
+    settings, spec = config.train, task_spec(loader)
     assert settings is not None
     graph, params = nnx.split(settings.task.model(spec, nnx.Rngs(settings.seed)))
     params = nnx.to_pure_dict(params)
@@ -160,11 +160,10 @@ def _figures(graph: Any, state: Any, settings: TrainSettings, held_out: Any) -> 
 
 @contextlib.contextmanager
 def _checkpoints(folder: Path, settings: TrainSettings) -> Iterator[ocp.training.Checkpointer]:
-    policy = ocp.training.preservation_policies.LatestN(settings.keep)
+    newest: Any = ocp.training.preservation_policies.LatestN(settings.keep)
     checkpoints = ocp.training.Checkpointer(
-        (folder / "checkpoints").absolute(),
-        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-        preservation_policy=policy,
+        str((folder / "checkpoints").absolute()),
+        preservation_policy=newest,
         cleanup_tmp_directories=True,
     )
     with checkpoints:
@@ -172,7 +171,7 @@ def _checkpoints(folder: Path, settings: TrainSettings) -> Iterator[ocp.training
 
 
 def _save(checkpoints: Any, step: int, state: Any, loader: DataLoader) -> None:
-    checkpoints.save_checkpointables_async(step, {"state": state, "data": loader})
+    checkpoints.save_checkpointables_async(step, {"state": state, "data": loader}, force=True)
 
 
 def _restored(checkpoints: Any, state: Any, loader: DataLoader) -> Any:

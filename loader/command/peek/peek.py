@@ -143,7 +143,7 @@ def _joined(node: Any) -> Any:
 
 def _by_rows(batch: dict[str, Any], loader: DataLoader) -> dict[str, Any]:
     """The leaves that have rows, on the host, with one axis of rows also of microbatches."""
-    size, parts = loader.plan.batch_size, loader._work.microbatches
+    size, parts = loader.plan.batch_size, loader.microbatches
     rows = (size,) if parts is None else (parts, size // parts)
     found = {name: leaf for name, leaf in batch.items() if np.shape(leaf)[: len(rows)] == rows}
     return {
