@@ -11,4 +11,5 @@ source scripts/setup.sh "$@"
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/basedpyright" --pythonpath "$venv/bin/python"
-exec "$venv/bin/python" -m pytest "${rest[@]}"
+# Most of the time goes to processes that start: several tests at once.
+exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist worksteal "${rest[@]}"

@@ -7,6 +7,8 @@ import pytest
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+pytest_plugins = ["tests.faults.table"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

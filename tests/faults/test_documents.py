@@ -15,7 +15,7 @@ import pytest
 from loader import ArrayRecordSource, DataLoader, RawArrays, Shuffle, Threads
 from loader.testing import assert_same_batch
 from tests.data import RECORD_SPEC, unlike_records, write_raw_records
-from tests.faults.conftest import Record
+from tests.faults.table import Record
 from tests.test_state import mutations
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loader import DataLoader, Shuffle
-from tests.faults.conftest import Record
+from tests.faults.table import Record
 from tests.processes import Job, run_processes
 
 HEARTBEAT_S = 10

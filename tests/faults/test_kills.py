@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Record
+from tests.faults.table import Record
 from tests.faults.train import KINDS, RECORDS, make_loader
 
 SCRIPT = "tests.faults.train"
