@@ -54,6 +54,7 @@ LAYERS = [
     "loader.command.toml_lines",
     "loader.command.calls",
     "loader.command.config",
+    "loader.command.state_files",
     "loader.command.states",
     "loader.command.check",
     "loader.command.pictures",
