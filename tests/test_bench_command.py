@@ -116,6 +116,18 @@ def test_behind_a_slow_step_there_is_nothing_to_turn():
     assert verdict.look.queue_depth > 0.5
 
 
+def test_a_step_is_over_when_its_result_is_there():
+    class Later:
+        def block_until_ready(self) -> "Later":
+            time.sleep(0.02)
+            return self
+
+    build = building(SlowSource(0.001))
+    verdict = bench(build, Knobs(0, 2), seconds=0.6, step=lambda batch: Later(), cores=4)
+    assert verdict.bottleneck == "step"
+    assert verdict.to_json()["step_ms"] >= 20
+
+
 def test_without_prefetch_nothing_overlaps_and_prefetch_is_tried():
     build = building(SlowSource(0.01))
     verdict = bench(build, Knobs(0, 0), seconds=1.2, step=step_of(0.01), cores=4)
