@@ -6,6 +6,7 @@ Waiting is the slow work here, so it is real sleeping; bounds leave room for a b
 import dataclasses
 import io
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,7 @@ def test_a_slow_operator_is_named():
     assert verdict.bottleneck == "operators"
     assert verdict.look.stages_ms["operators"] >= 10
     assert "are for operators" in verdict.reason
+    assert re.search(r"operators on their own, .*slow [\d.]+, Map [\d.]+", verdict.notes[0])
 
 
 def test_behind_a_slow_step_there_is_nothing_to_turn():

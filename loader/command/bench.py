@@ -94,6 +94,9 @@ def _notes(case: Case) -> Iterator[str]:
     look, end = case.look, case.loader.plan.end
     if (words := padding(case)) is not None:
         yield words
+    if len(case.operators_ms) > 1:
+        times = ", ".join(f"{label} {ms:,.1f}" for label, ms in case.operators_ms.items())
+        yield f"operators on their own, in ms per batch: {times}"
     if look.step_ms is None:
         yield "no step: the fastest the input can go"
         if look.knobs.prefetch == 0:

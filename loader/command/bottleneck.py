@@ -77,6 +77,7 @@ def look_at(loop: Loop, window: Window, cores: int) -> Look:
     laps, stats = window.laps, window.stats
     batches = max(1, stats.batches)
     waits = [1e3 * lap.waiting_s for lap in laps]
+    step_ms = 1e3 * statistics.fmean(lap.step_s for lap in laps)
     return Look(
         knobs=loop.knobs,
         batches=len(laps),
@@ -90,7 +91,7 @@ def look_at(loop: Loop, window: Window, cores: int) -> Look:
         typical_waiting_ms=statistics.median(waits),
         longest_waiting_ms=max(waits),
         arriving_ms=1e3 * statistics.fmean(lap.arriving_s for lap in laps),
-        step_ms=1e3 * statistics.fmean(lap.step_s for lap in laps) if loop.step else None,
+        step_ms=None if loop.step is None else step_ms,
         cores=cores,
         busy_cores=window.busy_cores,
     )
