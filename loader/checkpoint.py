@@ -80,6 +80,13 @@ def check_document(state: Any) -> None:
     if not isinstance(state, dict):
         remedy = ": json.loads it first" if isinstance(state, str | bytes) else ""
         raise TypeError(f"State must be a dict, got {type(state).__name__}{remedy}")
+    # First, for a document of another version may have other keys, and is not damaged.
+    version = state.get("version")
+    if type(version) is int and version != STATE_VERSION:
+        raise ValueError(
+            f"the state has version {_short(version)}, this loader reads version "
+            f"{STATE_VERSION}: restore it with the release that wrote it"
+        )
     if set(map(str, state)) != set(_TYPES):
         raise _damaged(
             f"it has the keys {_short(sorted(map(str, state)))}, expected {list(_TYPES)}"
@@ -87,11 +94,6 @@ def check_document(state: Any) -> None:
     for name, kind in _TYPES.items():
         if type(state[name]) is not kind:
             raise _damaged(f"{name} is {_short(state[name])}, expected {kind.__name__}")
-    if state["version"] != STATE_VERSION:
-        raise ValueError(
-            f"the state has version {_short(state['version'])}, this loader reads version "
-            f"{STATE_VERSION}: restore it with the release that wrote it"
-        )
     counts = [state["step"], state["position"], state["batch_size"], *state["origin"][:3]]
     if len(counts) != 5 or not all(type(n) is int and 0 <= n < _LARGEST_COUNT for n in counts):
         raise _damaged(f"step, position, batch_size or origin is no count: {_short(counts)}")
@@ -157,7 +159,7 @@ def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], ke
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: name a folder to save into")
     folder.mkdir(parents=True, exist_ok=True)
-    older = _documents(folder)
+    older = documents(folder)
     sequence = int(older[-1].name[:8]) + 1 if older else 0
     target = folder / f"{sequence:08d}-step-{state['step']}.json"
     partial = folder / f".{target.name}.partial-{os.getpid()}"
@@ -179,7 +181,7 @@ def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The newest whole document of a folder; a damaged one is passed over with a warning."""
     if not Path(directory).is_dir():
         raise FileNotFoundError(f"there is no folder {os.fspath(directory)} to restore from")
-    paths = _documents(Path(directory))
+    paths = documents(Path(directory))
     for path in reversed(paths):
         try:
             return read_document(path)
@@ -191,7 +193,8 @@ def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     )
 
 
-def _documents(folder: Path) -> list[Path]:
+def documents(folder: Path) -> list[Path]:
+    """The files that `write_newest` wrote into a folder, the newest last; whole or not."""
     return sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
 
 

@@ -252,6 +252,8 @@ def test_what_is_no_document_is_refused(state: Any):
 def test_a_document_of_another_version_is_refused_as_such():
     with pytest.raises(ValueError, match="has version 2, this loader reads version 1"):
         make().set_state({**saved(), "version": 2})
+    with pytest.raises(ValueError, match="has version 2, this loader reads version 1"):
+        make().set_state({"version": 2, "place": "elsewhere"})
 
 
 def test_a_state_is_accepted_in_a_new_process_with_a_lambda_among_the_operators(tmp_path: Path):
