@@ -19,11 +19,11 @@ import tensorstore as ts
 from rich.console import Console
 
 from loader import BlockShuffle, DataLoader, Sequential, Shuffle, TensorStoreSource, Threads
-from loader.command.advice import proposals
-from loader.command.bench import Knobs, Verdict, bench
-from loader.command.bottleneck import Look, bottleneck
-from loader.command.operator_times import operators_ms
-from loader.command.turns import Case
+from loader.command.bench.advice import proposals
+from loader.command.bench.bench import Knobs, Verdict, bench
+from loader.command.bench.bottleneck import Look, bottleneck
+from loader.command.bench.operator_times import operators_ms
+from loader.command.bench.turns import Case
 from operators import Map, Normalize, RandomFlip
 
 BATCH_SIZE = 32

@@ -34,6 +34,7 @@ task = { kind = "Regress" }
 checkpoint_every = 4
 [held_out]
 source = { kind = "ArraySource", arrays = { x = "x.npy", y = "y.npy" } }
+operators = [{ kind = "MapBatch", fn = { ref = "noise:noisy" } }]
 """
 NOISE = """
 def noisy(rows):
@@ -107,8 +108,8 @@ def test_padding_is_not_seen_and_not_learned(folder: Path):
 
 
 def test_a_model_learns_what_is_to_be_learned(folder: Path):
-    short, long = run("short", "loader.epochs=1"), run("long", "loader.epochs=30")
-    assert long["figures"]["loss"] < short["figures"]["loss"] / 2
+    long = run("long", "loader.epochs=30", "train.checkpoint_every=1000")
+    assert long["figures"]["loss"] < 0.2 * np.var(np.load("y.npy"))
 
 
 def test_metrics_are_lines_of_what_happened(folder: Path):

@@ -9,7 +9,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-from loader.command.measuring import Knobs, Loop, Window, rows_per_s
+from loader.command.bench.measuring import Knobs, Loop, Window, rows_per_s
 
 HOST_STAGES = ("read", "operators", "batch")  # those that threads share among them
 HIDDEN = 0.1  # a loop that waits for a smaller part of the time is not held up by its input

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator
 
 from loader.callables import PerBatch, PerRecord
-from loader.command.bottleneck import size
-from loader.command.turns import Case, Proposal, bridge, overlap, share_among_threads
+from loader.command.bench.bottleneck import size
+from loader.command.bench.turns import Case, Proposal, bridge, overlap, share_among_threads
 from loader.order import BlockShuffle, Sequential
 from loader.spec import named_leaves
 from loader.transform import Transform, sides

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loader.command.bottleneck import HOST_STAGES, Look, size
-from loader.command.turns import GAIN
+from loader.command.bench.bottleneck import HOST_STAGES, Look, size
+from loader.command.bench.turns import GAIN
 
 _BAR_WIDTH = 24
 

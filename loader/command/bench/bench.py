@@ -10,14 +10,14 @@ time again.
 import os
 from collections.abc import Callable, Iterator
 
-from loader.command.advice import padding, proposals
-from loader.command.bottleneck import Look, bottleneck, look_at, reason
-from loader.command.measuring import Knobs as Knobs
-from loader.command.measuring import Loop, Step, rows_per_s
-from loader.command.operator_times import operators_ms
-from loader.command.turns import Case, Proposal, line
-from loader.command.verdict import Trial as Trial
-from loader.command.verdict import Verdict as Verdict
+from loader.command.bench.advice import padding, proposals
+from loader.command.bench.bottleneck import Look, bottleneck, look_at, reason
+from loader.command.bench.measuring import Knobs as Knobs
+from loader.command.bench.measuring import Loop, Step, rows_per_s
+from loader.command.bench.operator_times import operators_ms
+from loader.command.bench.turns import Case, Proposal, line
+from loader.command.bench.verdict import Trial as Trial
+from loader.command.bench.verdict import Verdict as Verdict
 from loader.data_loader import DataLoader
 
 _FEW_BATCHES = 10

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from loader.command.bottleneck import HIDDEN, HOST_STAGES, Look, size
-from loader.command.measuring import Knobs
+from loader.command.bench.bottleneck import HIDDEN, HOST_STAGES, Look, size
+from loader.command.bench.measuring import Knobs
 from loader.data_loader import DataLoader
 
 GAIN = 1.1  # what a turn must bring, at least, to be worth it
