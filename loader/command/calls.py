@@ -79,7 +79,7 @@ class Reader:
             if key in given:
                 self.note((*path, key), f"{key!r} of {label} is what stands before: leave it out")
             else:
-                choices = [name for name in known if name not in given and name not in table]
+                choices = [name for name in known if name not in given]
                 near = nearest(key, choices)
                 meant.update(near[:1])
                 hint = did_you_mean(near) or f"; it takes {listed(list(known)) or 'none'}"

@@ -326,14 +326,14 @@ def make_cpu_devices(count: int) -> None:
 def _sharder(reader: Reader, mesh: Any) -> Any:
     if mesh is None or mesh is MISSING:
         return mesh
-    if "sharding" not in reader.document.tree:
-        return MeshSharder(mesh)
-    table = _table(reader, "sharding")
-    settings = reader.called(("sharding",), ShardingSettings, table, "[sharding]")
-    if settings is MISSING:
-        return MISSING
+    settings = None
+    if "sharding" in reader.document.tree:
+        table = _table(reader, "sharding")
+        settings = reader.called(("sharding",), ShardingSettings, table, "[sharding]")
+        if settings is MISSING:
+            return MISSING
     try:
-        return MeshSharder(mesh, settings.leaf_rules())
+        return MeshSharder(mesh, settings and settings.leaf_rules())
     except _REFUSALS as error:
-        reader.note(("sharding", "rules"), one_line(error))
+        reader.note(("mesh",) if settings is None else ("sharding", "rules"), one_line(error))
         return MISSING

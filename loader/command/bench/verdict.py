@@ -11,7 +11,7 @@ from rich.text import Text
 from loader.command.bench.bottleneck import HOST_STAGES, Look, size
 from loader.command.bench.turns import GAIN
 
-_BAR_WIDTH = 24
+_BAR_WIDTH = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +111,11 @@ class Verdict:
             yield "note", Text(note)
 
     def _times(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
-        table.add_column("")
-        table.add_column("")
+        table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+        table.add_column("", no_wrap=True)
+        table.add_column("", no_wrap=True)
         table.add_column("ms per batch", justify="right")
-        table.add_column("of its time")
+        table.add_column("of its time", no_wrap=True)
         last = None
         for who, what, ms, share in _where_the_time_goes(self.look):
             bar = "█" * round(_BAR_WIDTH * min(1.0, share))
