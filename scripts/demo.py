@@ -140,7 +140,8 @@ def main() -> int:
 
     console.rule("a run that is killed in mid-epoch")
     reached = kill_in_mid_epoch(killed, int((epochs // 2 + 0.4) * epoch), *set_epochs)
-    console.print(f"killed after {reached:,} records", style="red")
+    console.show_cursor()  # which the bar of a run that was killed has left hidden
+    console.print(f"\nkilled after {reached:,} records", style="red")
     console.rule("the same run goes on: four devices, another batch size")
     changes = [part for key, value in RESUMED_WITH.items() for part in ("--set", f"{key}={value}")]
     subprocess.run(command("resume", killed.folder, *changes), check=True)
