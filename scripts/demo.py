@@ -110,9 +110,9 @@ def claims(alone: Run, killed: Run, reached: int, epoch: int, epochs: int) -> li
             f"{devices[1][1]} devices x {sizes[1]} rows, then {devices[1][0]} x {sizes[0]}",
         ),
         Claim(
-            "every record of every epoch was seen",
-            a["position"] == b["position"] == killed.positions == epoch * epochs,
-            f"{epochs} epochs of {epoch:,}",
+            "every record of every epoch was trained on once",
+            {a["position"], b["position"], a["rows"], b["rows"]} == {epoch * epochs},
+            f"{epochs} epochs of {epoch:,}: {b['rows']:,} rows",
         ),
         Claim(
             "in the same order, augmented alike, bit for bit",

@@ -116,7 +116,9 @@ def test_peek_draws_images_and_decodes_texts(folder: Path, capsys: pytest.Captur
     shown = output(capsys, "peek", "digits.toml", "--step", "3")
     assert "positions 48 to 49" in shown
     assert "14 of them padding" in shown
-    assert cv2.imread("digits-step-3.png").shape[1] > 200
+    sheet = cv2.imread("digits-step-3.png")
+    assert sheet is not None
+    assert sheet.shape[1] > 200
     shown = output(capsys, "peek", "text.toml")
     assert "[bold] line 1" in shown
     assert "┃" in shown

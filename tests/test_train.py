@@ -1,9 +1,11 @@
 """The reference loop: what a run has seen does not depend on how it was run."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -79,6 +81,25 @@ def test_a_run_that_was_broken_off_has_seen_what_an_undisturbed_one_has(folder: 
     assert resumed["digest"] == alone["digest"]
     assert Path("alone/seen").read_bytes() == Path("killed/seen").read_bytes()
     assert Path("alone/seen").stat().st_size == 150 * DIGEST_BYTES
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_loader_that_goes_on_elsewhere_is_noticed(
+    shift: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    alone = run("alone")
+    with pytest.raises(Killed):
+        run("killed", until=10)
+    restore = DataLoader.set_state
+
+    def elsewhere(self: DataLoader, state: dict[str, Any], **options: Any) -> None:
+        restore(self, state, **options)
+        self._move(dataclasses.replace(self.plan, origin_step=8, origin_position=58 + shift), 8)
+
+    monkeypatch.setattr(DataLoader, "set_state", elsewhere)
+    resumed = run("killed", "loader.batch_size=4")
+    assert (resumed["digest"] == alone["digest"]) == (shift == -1)
+    assert resumed["rows"] == alone["rows"] - shift == 150 - shift
 
 
 def test_what_was_seen_tells_other_data_order_and_operators_apart(folder: Path):

@@ -4,7 +4,8 @@ A run is a folder: the configuration it was started with, checkpoints of model a
 call of Orbax, `metrics.jsonl` with a line for every few steps, and `seen`, 16 bytes for each
 position that was trained on: a digest of the row as the step saw it, augmentation and all. Two runs
 have seen the same data in the same order if these files are equal, whatever their batch sizes and
-meshes. What a killed run did after its last checkpoint is done again, and recorded again.
+meshes. What a killed run did after its last checkpoint is forgotten, done and recorded again. How
+far `seen` goes is kept with the model, not taken from the loader: it is there to check it.
 """
 
 import contextlib
@@ -45,6 +46,7 @@ class Result:
     position: int
     first_step: int  # of this process: 0, or where it went on
     first_position: int
+    rows: int  # trained on, over all processes: more than positions if any came twice
     digest: str  # of all rows seen, in the order of their positions
     figures: dict[str, float]  # over what was held out
     stats: Stats  # of this process
@@ -60,23 +62,31 @@ def train(config: Config, folder: Path, progress: Progress) -> Result:
     assert settings is not None
     with config.loader() as loader, _checkpoints(folder, settings) as checkpoints:
         graph, state = _fresh(config, loader)
+        counts = np.zeros(3, np.int64)  # steps, positions and rows so far
         if checkpoints.latest is not None:
-            state = _restored(checkpoints, state, loader)
+            state, counts = _restored(checkpoints, state, counts, loader)
         step = _compiled(graph, state, settings, loader)
-        with Journal(folder, loader) as journal:
-            first = journal.step, journal.position
+        with Journal(folder, loader, counts) as journal:
             for batch in loader:
                 state, loss = step(state, batch)
                 if (line := journal.note(batch, loss)) is not None:
                     progress(line)
                 if journal.step % settings.checkpoint_every == 0:
-                    _save(checkpoints, journal.step, state, loader)
+                    _save(checkpoints, journal, state, loader)
             if checkpoints.latest is None or checkpoints.latest.step < journal.step:
-                _save(checkpoints, journal.step, state, loader)
-            stats = loader.stats()
-            digest = journal.digest()
+                _save(checkpoints, journal, state, loader)
+            stats, digest = loader.stats(), journal.digest()
         figures = _figures(graph, state, settings, config.held_out())
-        return Result(journal.step, journal.position, *first, digest, figures, stats)
+        return Result(
+            steps=journal.step,
+            position=journal.position,
+            first_step=int(counts[0]),
+            first_position=int(counts[1]),
+            rows=journal.rows,
+            digest=digest,
+            figures=figures,
+            stats=stats,
+        )
 
 
 def training_step(config: Config) -> Callable[[Any], Any]:
@@ -170,16 +180,21 @@ def _checkpoints(folder: Path, settings: TrainSettings) -> Iterator[ocp.training
         yield checkpoints
 
 
-def _save(checkpoints: Any, step: int, state: Any, loader: DataLoader) -> None:
-    checkpoints.save_checkpointables_async(step, {"state": state, "data": loader}, force=True)
+def _save(checkpoints: Any, journal: "Journal", state: Any, loader: DataLoader) -> None:
+    parts = {"state": state, "counts": {"counts": journal.counts()}, "data": loader}
+    checkpoints.save_checkpointables_async(journal.step, parts, force=True)
 
 
-def _restored(checkpoints: Any, state: Any, loader: DataLoader) -> Any:
+def _restored(
+    checkpoints: Any, state: Any, counts: np.ndarray, loader: DataLoader
+) -> tuple[Any, np.ndarray]:
     """The newest state, placed like the fresh one; the loader is moved to where it was."""
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
     )
-    return checkpoints.load_checkpointables(None, {"state": like, "data": loader})["state"]
+    parts = {"state": like, "counts": {"counts": counts}, "data": loader}
+    loaded = checkpoints.load_checkpointables(None, parts)
+    return loaded["state"], loaded["counts"]["counts"]
 
 
 # What happened
@@ -188,10 +203,8 @@ def _restored(checkpoints: Any, state: Any, loader: DataLoader) -> Any:
 class Journal:
     """What a run writes down as it goes."""
 
-    def __init__(self, folder: Path, loader: DataLoader) -> None:
-        state = loader.get_state()
-        self.step: int = state["step"]
-        self.position: int = state["position"]
+    def __init__(self, folder: Path, loader: DataLoader, counts: np.ndarray) -> None:
+        self.step, self.position, self.rows = counts.tolist()
         self._loader = loader
         self._losses: list[jax.Array] = []
         self._stats = loader.stats()
@@ -203,6 +216,7 @@ class Journal:
         """Note a step; every few of them a line of what happened since the last."""
         first, last = self._loader.current.get_value()
         digests = row_digests(batch)[: last + 1 - first]
+        self.rows += len(digests) - digests.count(bytes(DIGEST_BYTES))
         os.pwrite(self._seen, b"".join(digests), first * DIGEST_BYTES)
         self.step, self.position = self.step + 1, last + 1
         self._losses.append(loss)
@@ -229,6 +243,10 @@ class Journal:
 
     def _at_end(self) -> bool:
         return self.step == self._loader.plan.end
+
+    def counts(self) -> np.ndarray:
+        """What is kept with the model."""
+        return np.array([self.step, self.position, self.rows])
 
     def digest(self) -> str:
         """One digest of everything seen up to here."""
