@@ -34,6 +34,7 @@ from loader import (
     TensorStoreSource,
     Threads,
 )
+from loader.stats import STAGES, Recorder, traced
 from operators import DecodeImage, RandomCrop, RandomFlip
 
 Batches = Iterator[dict[str, Any]]
@@ -411,6 +412,23 @@ def state(quick: bool) -> dict[str, Any]:
     return {"state": figures}
 
 
+def stats(quick: bool) -> dict[str, Any]:
+    """What is noted for every batch, always: its cost beside a step of one millisecond."""
+    recorder = Recorder()
+    times = []
+    for _ in range(2000 if quick else 20_000):
+        start = time.perf_counter_ns()
+        now = start
+        for stage in STAGES:
+            with traced(stage):
+                now = recorder.add(stage, now)
+        recorder.delivered(start, 256, 0, 1 << 20, 2)
+        times.append(time.perf_counter_ns() - start)
+    median = statistics.median(times) / 1e3
+    print(f"\nstats\n  {median:.1f} µs a batch, {median / 10:.2f} % of a step of 1 ms")
+    return {"stats": {"us": median}}
+
+
 WORKLOADS = {
     "memory": memory,
     "zarr": zarr,
@@ -418,6 +436,7 @@ WORKLOADS = {
     "seek": seek,
     "overlap": overlap,
     "state": state,
+    "stats": stats,
 }
 
 

@@ -56,6 +56,11 @@ class Run:
         seen = self.folder / "seen"
         return seen.stat().st_size // DIGEST_BYTES if seen.exists() else 0
 
+    @property
+    def saved(self) -> bool:
+        """Whether there is a whole checkpoint."""
+        return any(path.name.isdigit() for path in self.folder.glob("checkpoints/*"))
+
     def digest(self) -> str:
         return hashlib.sha256((self.folder / "seen").read_bytes()).hexdigest()[:32]
 
@@ -73,10 +78,11 @@ def command(*words: Any) -> list[str]:
     return [sys.executable, "-m", "loader", *map(str, words)]
 
 
-def kill_in_mid_epoch(run: Run, position: int, *options: str) -> int:
-    """Start a run, and kill it once it is behind a position; gives the position it reached."""
+def kill_in_mid_epoch(run: Run, epoch: int, after: int, *options: str) -> int:
+    """Start a run, and kill it in the middle of an epoch, once it is behind a position and has a
+    checkpoint; gives the position it reached."""
     child = subprocess.Popen(command("train", CONFIG, "--into", run.folder, *options))
-    while run.positions < position:
+    while not (run.positions > after and 0.3 < run.positions % epoch / epoch < 0.7 and run.saved):
         if child.poll() is not None:
             raise SystemExit(f"the run has ended before it could be killed: {child.returncode}")
         time.sleep(0.002)
@@ -139,7 +145,7 @@ def main() -> int:
     set_epochs = ("--set", f"loader.epochs={epochs}")
 
     console.rule("a run that is killed in mid-epoch")
-    reached = kill_in_mid_epoch(killed, int((epochs // 2 + 0.4) * epoch), *set_epochs)
+    reached = kill_in_mid_epoch(killed, epoch, epochs // 2 * epoch, *set_epochs)
     console.show_cursor()  # which the bar of a run that was killed has left hidden
     console.print(f"\nkilled after {reached:,} records", style="red")
     console.rule("the same run goes on: four devices, another batch size")
