@@ -7,6 +7,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     "loader.digest",
     "loader.stats",
+    "loader.whole_file",
     "loader.state_tree",
     "loader.module",
     "loader.structural",

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from loader.whole_file import write_whole
+
 CONFIG = "config.toml"
 _STARTED = "run.json"
 
@@ -34,9 +36,7 @@ def start(folder: Path, config: Path, changes: list[str]) -> None:
 
 
 def write(folder: Path, started: Started) -> None:
-    draft = folder / f".{_STARTED}"
-    draft.write_text(json.dumps(dataclasses.asdict(started), indent=2))
-    os.replace(draft, folder / _STARTED)
+    write_whole(folder / _STARTED, json.dumps(dataclasses.asdict(started), indent=2).encode())
 
 
 def read(folder: Path) -> Started:

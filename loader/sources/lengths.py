@@ -5,7 +5,6 @@ import io
 import json
 import os
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from loader.permutation import Int64s
 from loader.sources.coerce import as_source
 from loader.sources.packed import refuse_by_epoch
 from loader.sources.source import fingerprint, read_rows
+from loader.whole_file import write_whole
 
 _RECORDS_AT_ONCE = 256
 _RECORDS_CHECKED = 64
@@ -115,22 +115,12 @@ def _keep(path: Path, key: str, lengths: np.ndarray) -> None:
     file = io.BytesIO()
     np.save(file, lengths)
     # The lengths first: between the two, the note does not fit them, and they are not believed.
-    _replace(path, file.getvalue())
-    _replace(_key_path(path), _note(key, file.getvalue()).encode())
+    write_whole(path, file.getvalue())
+    write_whole(_key_path(path), _note(key, file.getvalue()).encode())
 
 
 def _note(key: str, content: bytes) -> str:
     return json.dumps({"key": key, "sha256": hashlib.sha256(content).hexdigest()})
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write the file whole or not at all, also when others write it at the same time."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _key_path(path: Path) -> Path:

@@ -1,13 +1,13 @@
 """Where the lines of a file end: found by numpy, and kept in a file for the next start."""
 
-import contextlib
 import hashlib
+import io
 import os
-import tempfile
 
 import numpy as np
 
 from loader.sources.file_guard import FileGuard
+from loader.whole_file import write_whole
 
 _BLOCK_BYTES = 16 * 2**20
 _NEWLINE = ord("\n")
@@ -62,13 +62,6 @@ def _load(kept: str, guard: FileGuard) -> np.ndarray | None:
 
 
 def _store(kept: str, numbers: np.ndarray) -> None:
-    """Written whole or not at all, also when several processes do it at once."""
-    handle, part = tempfile.mkstemp(dir=os.path.dirname(kept), suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, numbers)
-        os.replace(part, kept)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
-        raise
+    file = io.BytesIO()
+    np.save(file, numbers)
+    write_whole(kept, file.getvalue())

@@ -5,8 +5,6 @@ A row that is padding is greyed and crossed out. The head of the sheet says what
 """
 
 import dataclasses
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from loader.command.peek.pen import Pen
 from loader.command.peek.pixels import images_of, tones_of
 from loader.command.peek.tiles import Box, Tile, laid_out
 from loader.spec import VALID_MASK
+from loader.whole_file import write_whole
 
 MOST_ROWS = 64
 _SIDE = 128  # pixels: what is smaller is enlarged up to it
@@ -71,7 +70,8 @@ def draw_sheet(
     head = [f"{title} · {rows_drawn(rows, len(valid))}"]
     head += [f"{visible(name)}: {note}" for name, note in notes.items()]
     canvas, boxes = laid_out(pen, head, tiles)
-    _write(path, pen.png(canvas))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, pen.png(canvas))
     return Sheet(path, rows, len(valid), notes, boxes)
 
 
@@ -123,14 +123,3 @@ def _short(value: Any) -> str:
     if isinstance(value, np.floating | float):
         return f"{value:.4g}"
     return str(value)[:_CAPTION_CHARACTERS]
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write the file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
