@@ -25,7 +25,7 @@ from loader.command.calls import one_line
 from loader.command.config import Config, read_config
 from loader.command.kinds import KINDS
 from loader.command.peek import peek
-from loader.command.problems import ConfigError
+from loader.command.problems import ConfigError, Problem
 from loader.command.state_files import read_state
 from loader.command.states import diff_to_json, show_diff, show_state, state_to_json
 from loader.command.tasks import TASKS
@@ -45,18 +45,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.run(options)
     except ConfigError as error:
-        if options.json:
-            _print_json({"problems": [problem.to_json() for problem in error.problems]})
-        for line in error.lines():
-            print(line, file=sys.stderr)
+        _say(options, error.problems, error.lines())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (ValueError, TypeError, OSError, ImportError, LookupError, RuntimeError) as error:
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # of data, and of code that is not ours: one line all the same
         if options.traceback:
             raise
-        print(f"gristmill: {one_line(error)}", file=sys.stderr)
+        _say(options, [Problem(None, one_line(error))], [f"gristmill: {one_line(error)}"])
     return 2
+
+
+def _say(options: argparse.Namespace, problems: Sequence[Problem], lines: Sequence[str]) -> None:
+    if options.json:
+        _print_json({"problems": [problem.to_json() for problem in problems]})
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -100,8 +107,9 @@ def _wait(seconds: float, batch: Any) -> None:
 def _train(options: argparse.Namespace) -> int:
     config = _trainable(_config(options))
     folder = options.into or Path("runs") / options.config.stem
-    run_folder.start(folder, options.config, options.set)
-    return _run(options, config, folder)
+    run_folder.make(folder)
+    begun = functools.partial(run_folder.begin, folder, options.config, options.set)
+    return _run(options, config, folder, begun)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -110,14 +118,25 @@ def _resume(options: argparse.Namespace) -> int:
     os.chdir(saved.folder)  # paths in the configuration are as they were
     changes = (*saved.changes, *options.set)
     config = _trainable(read_config(folder / run_folder.CONFIG, ALL_KINDS, changes))
-    run_folder.write(folder, dataclasses.replace(saved, changes=changes))
-    return _run(options, config, folder)
+    changed = dataclasses.replace(saved, changes=changes)
+    begun = functools.partial(run_folder.write, folder, changed)
+    return _run(options, config, folder, begun, options.allow)
 
 
-def _run(options: argparse.Namespace, config: Config, folder: Path) -> int:
-    console = _console(options)
-    with progress.shown(console, config.loader().plan.end) as tell:
-        result = train(config, folder, tell)
+def _run(
+    options: argparse.Namespace,
+    config: Config,
+    folder: Path,
+    begun: Callable[[], None],
+    allow: Sequence[str] = (),
+) -> int:
+    with run_folder.alone(folder), progress.shown(_console(options)) as tell:
+        (folder / "result.json").unlink(missing_ok=True)
+        try:
+            result = train(config, folder, tell, begun=begun, allow_changes=allow)
+        except KeyboardInterrupt:
+            print(f"go on with: gristmill resume {folder}", file=sys.stderr)
+            raise
     (folder / "result.json").write_text(json.dumps(result.to_json(), indent=2))
     _out(options, result.to_json(), lambda console: run_folder.show(result, folder, console))
     return 0
@@ -160,7 +179,7 @@ def _console(options: argparse.Namespace) -> Console:
 
 
 def _print_json(numbers: Any) -> None:
-    print(json.dumps(numbers, indent=2))
+    print(json.dumps(numbers, indent=2, allow_nan=False))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -204,6 +223,10 @@ def _parser() -> argparse.ArgumentParser:
     train_.add_argument("--into", type=Path, metavar="DIR", help="folder of the run (runs/NAME)")
     resume = command("resume", _resume, "go on with a run where it was", changes)
     resume.add_argument("folder", type=Path, metavar="DIR")
+    resume.add_argument(
+        "--allow", action="append", default=[], metavar="FIELD",
+        help="a field of the fingerprint that may differ, such as order.seed",
+    )  # fmt: skip
     state = commands.add_parser("state", help="look at a saved state, compare two")
     states = state.add_subparsers(required=True, metavar="show|diff")
     show = command("show", _state_show, "a state in words", within=states)

@@ -39,9 +39,13 @@ def get(rows: Any, name: str) -> Any:
     """The leaf of this name. `ValueError` names those that there are."""
     path = _find(rows, name)
     if path is None:
-        raise ValueError(
-            f"there is no leaf {name!r}: there are {[other for other, _ in named_leaves(rows)]}"
-        )
+        names = [other for other, _ in named_leaves(rows)]
+        if name in names:
+            raise ValueError(
+                f"leaf {name!r} is part of a tuple or a list, and operators find leaves in dicts: "
+                'make dicts of the records, such as {"image": ..., "label": ...}'
+            )
+        raise ValueError(f"there is no leaf {name!r}: there are {names}")
     for key in path:
         rows = rows[key]
     return rows

@@ -22,16 +22,20 @@ from pathlib import Path
 from typing import Any
 
 import make_data
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from loader import ArrayRecordSource
+from loader.cli import ALL_KINDS
+from loader.command.config import read_config
 from loader.command.train import DIGEST_BYTES
 
 CONFIG = "configs/digits.toml"
 DATA = "build/data/digits/train-*.array_record"
 FOLDER = Path("build/demo")
 WANTED_ACCURACY = 0.95
+LEAST_EPOCHS = 6
 RESUMED_WITH = {"mesh.data": 4, "loader.batch_size": 48}
 
 
@@ -78,10 +82,16 @@ def command(*words: Any) -> list[str]:
     return [sys.executable, "-m", "loader", *map(str, words)]
 
 
+def environment() -> dict[str, str]:
+    """That of this process, but for a number of devices: the configuration says how many."""
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+
+
 def kill_in_mid_epoch(run: Run, epoch: int, after: int, *options: str) -> int:
     """Start a run, and kill it in the middle of an epoch, once it is behind a position and has a
     checkpoint; gives the position it reached."""
-    child = subprocess.Popen(command("train", CONFIG, "--into", run.folder, *options))
+    words = command("train", CONFIG, "--into", run.folder, *options)
+    child = subprocess.Popen(words, env=environment())
     while not (run.positions > after and 0.3 < run.positions % epoch / epoch < 0.7 and run.saved):
         if child.poll() is not None:
             raise SystemExit(f"the run has ended before it could be killed: {child.returncode}")
@@ -98,17 +108,23 @@ def claims(alone: Run, killed: Run, reached: int, epoch: int, epochs: int) -> li
     sizes = sorted({line["batch_size"] for line in killed.lines})
     accuracy = b["figures"]["accuracy"]
     went_on = b["first_position"]
+    resumed = [line for line in killed.lines if line["devices"] == RESUMED_WITH["mesh.data"]]
     same = alone.digest() == killed.digest() == a["digest"] == b["digest"]
     return [
         Claim(
             "killed with SIGKILL in mid-epoch",
             reached % epoch != 0 and killed.positions > reached,
-            f"at record {reached:,}, {reached % epoch / epoch:.0%} into epoch {reached // epoch}",
+            f"{reached % epoch / epoch:.0%} into epoch {reached // epoch + 1}, record {reached:,}",
         ),
         Claim(
             "went on from a checkpoint, not from the start",
             0 < went_on < reached,
             f"step {b['first_step']}, record {went_on:,}; {reached - went_on:,} were done again",
+        ),
+        Claim(
+            "with the model that was saved",
+            resumed[0]["loss"] < killed.lines[0]["loss"] / 2,
+            f"loss {resumed[0]['loss']:.2f} right after, {killed.lines[0]['loss']:.2f} when new",
         ),
         Claim(
             "on other devices, with another batch size",
@@ -117,7 +133,8 @@ def claims(alone: Run, killed: Run, reached: int, epoch: int, epochs: int) -> li
         ),
         Claim(
             "every record of every epoch was trained on once",
-            {a["position"], b["position"], a["rows"], b["rows"]} == {epoch * epochs},
+            {a["position"], b["position"], a["rows"], b["rows"]} == {epoch * epochs}
+            and all(each_once(number, epoch) for number in range(epochs)),
             f"{epochs} epochs of {epoch:,}: {b['rows']:,} rows",
         ),
         Claim(
@@ -133,10 +150,20 @@ def claims(alone: Run, killed: Run, reached: int, epoch: int, epochs: int) -> li
     ]
 
 
+def each_once(number: int, epoch: int) -> bool:
+    """Whether the positions of an epoch are those of every record once."""
+    config = read_config(CONFIG, ALL_KINDS, ["mesh.data=1"])
+    positions = np.arange(number * epoch, (number + 1) * epoch)
+    return sorted(config.order.records(positions, epoch).tolist()) == list(range(epoch))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train, be killed, resume, and prove it.")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the data (20)")
     epochs = parser.parse_args().epochs
+    if epochs < LEAST_EPOCHS:
+        parser.error(f"it takes at least {LEAST_EPOCHS} epochs to be killed behind a checkpoint")
+    os.chdir(Path(__file__).parent.parent)
     console, began = Console(), time.monotonic()
     shutil.rmtree(FOLDER, ignore_errors=True)
     make_data.main(["digits"])
@@ -150,9 +177,10 @@ def main() -> int:
     console.print(f"\nkilled after {reached:,} records", style="red")
     console.rule("the same run goes on: four devices, another batch size")
     changes = [part for key, value in RESUMED_WITH.items() for part in ("--set", f"{key}={value}")]
-    subprocess.run(command("resume", killed.folder, *changes), check=True)
+    subprocess.run(command("resume", killed.folder, *changes), check=True, env=environment())
     console.rule("a run that is left alone")
-    subprocess.run(command("train", CONFIG, "--into", alone.folder, *set_epochs), check=True)
+    words = command("train", CONFIG, "--into", alone.folder, *set_epochs)
+    subprocess.run(words, check=True, env=environment())
 
     console.rule("what was shown")
     made = claims(alone, killed, reached, epoch, epochs)
@@ -206,8 +234,6 @@ def plot(alone: Run, killed: Run, reached: int, epoch: int) -> Path:
 
 def _interpolated(positions: list[int], lines: list[dict[str, Any]]) -> Any:
     """The steps of a run at which it had trained on so many records."""
-    import numpy as np
-
     return np.interp(
         positions, [line["position"] for line in lines], [line["step"] for line in lines]
     )

@@ -6,7 +6,7 @@ digits: scikit-learn's 1797 handwritten digits as ArrayRecord files, every fifth
 waves: 20 000 noisy waves of 128 samples, and their frequency, as zarr3 arrays in chunks of 64.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,15 @@ def write_waves(folder: Path) -> None:
 WRITERS = {"digits": write_digits, "waves": write_waves}
 
 
-def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in WRITERS]
-    if unknown or not names:
-        print(f"name one or more of: {', '.join(WRITERS)}; got {' '.join(names) or 'nothing'}")
-        return 2
-    for name in names:
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Write the data of configs/ into build/data.")
+    parser.add_argument("names", nargs="+", choices=WRITERS, help="which data")
+    for name in parser.parse_args(arguments).names:
         folder = Path("build/data") / name
         folder.mkdir(parents=True, exist_ok=True)
         WRITERS[name](folder)
         print(f"wrote {folder}")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main()

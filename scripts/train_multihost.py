@@ -8,6 +8,7 @@ a run that nothing disturbed. One process is as good as many: under `scripts/lau
 script is a worker, and takes as many processes as there are.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -141,7 +142,9 @@ def children_of(process: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Train on two processes, killed, then on three.")
+    parser.add_argument("folder", nargs="?", type=Path, help="of a worker: where checkpoints are")
+    if (folder_of_worker := parser.parse_args().folder) is not None:
+        train(folder_of_worker)
     else:
         raise SystemExit(main())

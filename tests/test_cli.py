@@ -99,11 +99,31 @@ def test_check_says_what_a_configuration_comes_to(folder: Path, capsys: pytest.C
     assert facts["leaves"]["image"] == {"shape": [16, 8, 8, 1], "dtype": "uint8"}
 
 
+def test_a_configuration_without_a_mesh_will_do(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "digits.toml").write_text(DIGITS.replace("[mesh]\ndata = 4\n", ""))
+    assert "on the default device" in output(capsys, "check", "digits.toml")
+    facts = json.loads(output(capsys, "check", "digits.toml", "--json"))
+    assert facts["bytes_per_device_and_batch"] == 16 * (64 + 4 + 1)
+    assert "50 records" in output(capsys, "train", "digits.toml")
+
+
+def test_check_makes_the_first_batch_and_measures_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    np.save("labels.npy", np.arange(50, dtype=np.int32))  # of which 40 are no class
+    assert main(["check", "digits.toml"]) == 2
+    assert "digits.toml:12: the loss of the first batch is nan" in capsys.readouterr().err
+    assert main(["train", "digits.toml", "--into", "out"]) == 2
+    assert "the loss is nan at step 4" in capsys.readouterr().err
+
+
 def test_check_prints_every_problem_with_its_line(folder: Path, capsys: pytest.CaptureFixture[str]):
     (folder / "digits.toml").write_text(DIGITS.replace("seed", "sede").replace("= 16", "= 17"))
     assert main(["check", "digits.toml"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "digits.toml:6: Shuffle has no key 'sede'; did you mean 'seed'?",
+        "digits.toml:8: batch_size 17 does not divide over the 4 shards of mesh axes ('data',): "
+        "use 16 or 20, or MeshSharder(mesh, rules=[('.*', P())]) to replicate the batch",
     ]
     (folder / "digits.toml").write_text(DIGITS.replace("data", "dota").replace("sk = ", "sq = "))
     assert main(["check", "digits.toml", "--json"]) == 2
@@ -131,7 +151,7 @@ def test_peek_draws_images_and_decodes_texts(folder: Path, capsys: pytest.Captur
     [
         (0.02, "swift", (), "read"),
         (0.0, "slow", (), "operators"),
-        (0.0, "swift", ("--step-ms", "20"), "step"),
+        (0.0, "swift", ("--step-ms", "100"), "step"),
         (0.02, "swift", ("--step-ms", "5"), "read"),
     ],
 )

@@ -116,7 +116,7 @@ BROKEN = {
     "a text for a number": ("epochs = 2", 'epochs = "two"', 24, "a whole number or 'endless'"),
     "a word that is none": ('"carry"', '"cary"', 25, "did you mean 'carry'"),
     "a key that is missing": ("size = 6\n", "", 9, "RandomCrop needs 'size'"),
-    "a number out of range": ("epochs = 2", "epochs = 0", 24, "epochs must be .* at least 1"),
+    "a number out of range": ("epochs = 2", "epochs = 0", 24, "epochs must be at least 1, got 0"),
     "a file that is not there": ('"labels.npy"', '"label.npy"', 3, "No such file.*'label.npy'"),
     "a batch that does not divide": ("= 16", "= 18", 23, "batch_size 18 does not divide"),
     "a leaf that is not there": ('leaf = "image"\nmean', 'leaf = "img"\nmean', 15, "'img'"),
@@ -178,6 +178,89 @@ def test_a_task_that_does_not_fit_the_data_is_named(folder: Path):
     text = GOOD + TRAIN.replace('"Classify"', '"Classify", input = "picture"')
     assert problems(text)[0][0] == 31
     assert "'picture'" in problems(text)[0][1]
+
+
+MORE_BROKEN = {
+    "the second of two alike": (
+        'mean = 4.5\nstd = 2.0\non = "device"\n',
+        "mean = 4.5\nstd = 2.0\n"
+        '[[operators]]\nkind = "Normalize"\nleaf = "img"\nmean = 0\nstd = 1\n',
+        20,
+        "no leaf 'img'",
+    ),
+    "an operator as source": (
+        'kind = "ArraySource"\narrays = { image = "images.npy", label = "labels.npy" }',
+        'kind = "Select"\nleaves = ["x"]',
+        1,
+        "",
+    ),
+    "an order as operator": (
+        'kind = "RandomCrop"\nleaf = "image"\nsize = 6\nseed = 1',
+        'kind = "Sequential"',
+        9,
+        "operator",
+    ),
+    "a rule for no leaf": (
+        "data = 4\n",
+        'data = 4\n[sharding]\nrules = [["picture", ["data"]]]\n',
+        29,
+        "picture",
+    ),
+    "an axis that is not there": (
+        "data = 4\n",
+        'data = 4\n[sharding]\nrules = [[".*", ["model"]]]\n',
+        30,
+        "model",
+    ),
+    "a mesh without axes": ("data = 4\n", "", 27, "names no axis"),
+    "a learning rate that is none": (
+        "data = 4\n",
+        'data = 4\n[train]\nlearning_rate = nan\ntask = { kind = "Classify" }\n',
+        30,
+        "finite",
+    ),
+    "a list that is a text": (
+        'kind = "Normalize"\nleaf = "image"\nmean = 4.5\nstd = 2.0\non = "device"',
+        'kind = "Select"\nleaves = "image"',
+        17,
+        "must be a list",
+    ),
+    "a key outside of its section": (
+        "[source]",
+        "batch_size = 3\n[source]",
+        1,
+        "the key 'batch_size' of .loader.",
+    ),
+    "a module that does not load": (
+        'kind = "Shuffle"\nseed = 3',
+        'kind = "broken_module:order"',
+        6,
+        "SyntaxError",
+    ),
+    "a module that leaves": (
+        'kind = "Shuffle"\nseed = 3',
+        'kind = "leaving_module:order"',
+        6,
+        "SystemExit",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MORE_BROKEN)
+def test_less_common_mistakes_are_named_with_their_lines_too(mistake: str, folder: Path):
+    (folder / "broken_module.py").write_text("def order(:\n")
+    (folder / "leaving_module.py").write_text("raise SystemExit(3)\n")
+    before, after, line, message = MORE_BROKEN[mistake]
+    assert GOOD.count(before) == 1
+    found = problems(GOOD.replace(before, after))
+    assert any(at == line and re.search(message, text) for at, text in found), found
+    assert all("\n" not in text for _, text in found)
+
+
+def test_held_out_records_must_fit_the_model(folder: Path):
+    found = problems(GOOD + TRAIN.replace("size = 6", "size = 4"))
+    assert [line for line, _ in found] == [33]
+    assert "does not fit" in found[0][1]
 
 
 def test_sources_build_on_one_another(folder: Path):

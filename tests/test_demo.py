@@ -30,7 +30,7 @@ def run_demo(
 def test_the_demo_shows_what_it_claims(tmp_path: Path):
     done = run_demo(tmp_path, 8)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("yes ") == 6
+    assert done.stdout.count("yes ") == 7
     assert (tmp_path / "build/demo/demo.png").stat().st_size > 10_000
 
 

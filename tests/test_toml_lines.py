@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from loader.command.problems import ConfigError
+from loader.command.problems import NOT_IN_THE_FILE, ConfigError
 from loader.command.toml_lines import read_document
 
 TEXT = '''# a comment, and [not] a = table
@@ -27,7 +27,8 @@ kind = 5
 """
 a.b.c = 1
 [train.task]
-seeds = [{ x = 1 },
+seeds = [ # x = 0 and \u2028 are in a comment
+  { y = "x", x = 1 },
   { x = 2 }]
 '''
 LINES = {
@@ -47,8 +48,8 @@ LINES = {
     ("operators", 1, "a", "b", "c"): 19,
     ("train",): 20,
     ("train", "task", "seeds"): 21,
-    ("train", "task", "seeds", 0, "x"): 21,
-    ("train", "task", "seeds", 1, "x"): 22,
+    ("train", "task", "seeds", 0, "y"): 22,
+    ("train", "task", "seeds", 1, "x"): 23,
 }
 
 
@@ -75,13 +76,19 @@ def test_what_is_no_toml_is_said_with_its_line(text: str, line: int):
     assert "\n" not in str(caught.value)
 
 
+def test_a_long_list_is_read_in_no_time():
+    paths = "".join(f'  "shard-{n}-of-20000",\n' for n in range(20_000))
+    document = read_document(f"paths = [\n{paths}]\nlast = 1\n", "some.toml")
+    assert document.line(("last",)) == 20_003
+
+
 def test_values_can_be_replaced_and_are_then_in_no_line():
     document = read_document(TEXT, "some.toml")
     changed = document.changed(["source.kind=B", "operators.0.size=[3]", "new.key = true"])
     assert changed.tree["source"]["kind"] == "B"
     assert changed.tree["operators"][0]["size"] == [3]
     assert changed.tree["new"] == {"key": True}
-    assert changed.line(("source", "kind")) is None
+    assert changed.line(("source", "kind")) == NOT_IN_THE_FILE
     assert changed.line(("operators", 0, "kind")) == 9
     assert document.tree["source"]["kind"] == "A"
     for change in ("seed", "=1", "seed.deeper=1", "operators.2.size=1"):

@@ -14,6 +14,7 @@ import pytest
 from loader import DataLoader
 from loader.cli import ALL_KINDS, main
 from loader.command.config import read_config
+from loader.command.run_folder import alone
 from loader.command.train import DIGEST_BYTES, row_digests, train
 
 CONFIG = """\
@@ -158,10 +159,44 @@ def test_a_run_goes_on_by_its_folder_alone(folder: Path, capsys: pytest.CaptureF
 
 def test_other_data_is_refused_when_a_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["train", "some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
-    assert main(["resume", "out", "--set", "order.seed=7"]) == 2
-    error = capsys.readouterr().err
-    assert "order.seed" in error
-    assert error.count("\n") == 1
+    for change in ("order.seed=7", "train.task.width=64"):
+        assert main(["resume", "out", "--set", "loader.steps=9", "--set", change]) == 2
+        error = capsys.readouterr().err
+        assert ("order.seed" if "seed" in change else "of another model") in error
+        assert len(error.splitlines()) == 1
+    # What was refused is forgotten; what is allowed is not refused.
+    assert main(["resume", "out", "--set", "loader.steps=9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 9
+    changes = ["--set", "loader.steps=12", "--set", "order.seed=7", "--allow", "order.seed"]
+    assert main(["resume", "out", *changes, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 12
+
+
+def test_a_run_that_could_not_begin_is_none(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "noise.py").write_text("def noisy(rows):\n    raise ValueError('no')\n")
+    sys.modules.pop("noise", None)
+    assert main(["train", "some.toml", "--into", "out"]) == 2
+    assert "no" in capsys.readouterr().err
+    (folder / "noise.py").write_text(NOISE)
+    sys.modules.pop("noise", None)
+    assert main(["train", "some.toml", "--into", "out"]) == 0
+
+
+def test_only_one_process_runs_in_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
+    with alone(folder / "out"):
+        assert main(["resume", "out"]) == 2
+    assert "another process is running in" in capsys.readouterr().err
+
+
+def test_a_lost_record_of_what_was_seen_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["train", "some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
+    seen = folder / "out" / "seen"
+    seen.write_bytes(seen.read_bytes()[:-1])
+    assert main(["resume", "out"]) == 2
+    assert "cut off" in capsys.readouterr().err
 
 
 def test_the_script_to_copy_from_trains_and_goes_on(tmp_path: Path):

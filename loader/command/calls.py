@@ -47,6 +47,22 @@ class Reader:
         """Note a problem with the value at this path."""
         self.problems.append(Problem(self.document.line(path), message))
 
+    def attempt(self, path: Path, make: Callable[[], Any]) -> Any:
+        """What `make` gives; what it raises, also in code that is not ours, is noted."""
+        try:
+            return make()
+        except Exception as error:
+            self.note(path, one_line(error))
+            return MISSING
+
+    def table(self, section: str) -> dict[str, Any]:
+        """The table of a section, empty if there is none."""
+        table = self.document.tree.get(section, {})
+        if isinstance(table, dict):
+            return table
+        self.note((section,), f"[{section}] must be a table, got {table!r}")
+        return {}
+
     def refuse_problems(self) -> None:
         """Raise `ConfigError` if any problem was noted."""
         if self.problems:
@@ -55,8 +71,8 @@ class Reader:
     def made(self, path: Path, table: Any, **given: Any) -> Any:
         """What the table's `kind` makes of its other keys and of what is given besides."""
         if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
-            came = "one without" if isinstance(table, dict) else repr(table)
-            self.note(path, f"{name_of(path)} must be a table with a `kind`, got {came}")
+            came = repr(table.get("kind", "none")) if isinstance(table, dict) else repr(table)
+            self.note(path, f"{name_of(path)} must be a table with a text as `kind`, got {came}")
             return MISSING
         target = self._target((*path, "kind"), table["kind"])
         if target is MISSING:
@@ -86,7 +102,10 @@ class Reader:
                 self.note((*path, key), f"{label} has no key {key!r}{hint}")
         values = {key: self.value((*path, key), value) for key, value in table.items()}
         for key, parameter in (known or {}).items():
-            if key in values:
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                if not isinstance(values.get(key, []), list):
+                    self.note((*path, key), f"{key!r} of {label} must be a list")
+            elif key in values:
                 self._check_type((*path, key), key, values[key], parameter.annotation, label)
             elif parameter.default is inspect.Parameter.empty and key not in {*given, *meant}:
                 self.note(path, f"{label} needs {key!r}")
@@ -94,7 +113,7 @@ class Reader:
             return MISSING
         try:
             return _apply(target, {**given, **values})
-        except (ValueError, TypeError, OSError, ImportError, LookupError, RuntimeError) as error:
+        except Exception as error:  # also of code that is not ours
             self.note(self.culprit(path, table, str(error)), f"{label}: {one_line(error)}")
             return MISSING
 
@@ -136,7 +155,7 @@ class Reader:
             found: Any = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
-        except (ImportError, AttributeError) as error:
+        except (Exception, SystemExit) as error:  # whatever a module does when it is imported
             self.note(path, f"cannot find {text!r}: {one_line(error)}")
             return MISSING
         return found
@@ -149,21 +168,16 @@ class Reader:
                 return MISSING
             return target
         if kind not in self.kinds:
-            hint = (
-                did_you_mean(nearest(kind, self.kinds))
-                or f"; there are {listed(sorted(self.kinds))}"
-            )
-            self.note(path, f"there is no kind {kind!r}{hint}; your own are 'module:name'")
+            near = nearest(kind, self.kinds)
+            others = f"; there are {listed(sorted(self.kinds))}; your own are 'module:name'"
+            self.note(path, f"there is no kind {kind!r}{did_you_mean(near) or others}")
             return MISSING
         return self.kinds[kind]
 
     def _text(self, path: Path, text: str) -> str:
         for name in _PLACE.findall(text):
-            if name not in PLACES:
-                self.note(
-                    path,
-                    f"{name_of(path)}: there is no {{{name}}}{did_you_mean(nearest(name, PLACES))}",
-                )
+            if name not in PLACES and (near := nearest(name, PLACES)):
+                self.note(path, f"{name_of(path)}: there is no {{{name}}}{did_you_mean(near)}")
         return expanded(text)
 
     def _check_type(self, path: Path, key: str, value: Any, annotation: Any, label: str) -> None:
@@ -186,6 +200,7 @@ class Reader:
 
 #: Folders that a text can name in braces.
 PLACES: Mapping[str, str] = {"stdlib": sysconfig.get_path("stdlib")}
+_LONGEST_MESSAGE = 600
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
@@ -203,8 +218,12 @@ def name_of(path: Path) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of an error in one line, with its type where the message needs it."""
+    words = " ".join(str(error).split())
+    if len(words) > _LONGEST_MESSAGE:
+        words = f"{words[:_LONGEST_MESSAGE]} ..."
+    plain = isinstance(error, ValueError | TypeError | OSError | RuntimeError | ImportError)
+    return words if plain and words else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
@@ -246,7 +265,7 @@ def _signature(target: Any) -> dict[str, inspect.Parameter]:
     called = target.__init__ if isinstance(target, type) else target  # past any metaclass
     try:
         parameters = dict(inspect.signature(called, eval_str=True).parameters)
-    except NameError:  # annotations that only a type checker can read
+    except Exception:  # annotations that only a type checker can read
         parameters = dict(inspect.signature(called).parameters)
     if isinstance(target, type):
         del parameters[next(iter(parameters))]  # self

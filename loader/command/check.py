@@ -6,16 +6,20 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from loader.command.calls import MISSING, Reader
 from loader.command.config import Config
+from loader.command.train import first_loss
 from loader.data_loader import DataLoader
-from loader.spec import named_leaves
+from loader.spec import is_text, named_leaves
 
 
 def check(config: Config) -> dict[str, Any]:
-    """What there is to know without a training step."""
+    """What there is to know without a training step. The first batch is made, and measured."""
     loader, settings = config.loader(), config.settings
     plan = loader.plan
+    _try_first_batch(config, loader)
     per_device = _bytes_on_a_device(loader)
     facts = {
         "flow": flow(config, loader),
@@ -35,6 +39,28 @@ def check(config: Config) -> dict[str, Any]:
     return facts
 
 
+def _try_first_batch(config: Config, loader: DataLoader) -> None:
+    if loader.plan.end == 0:
+        return
+    reader = Reader(config.document, config.kinds)
+    batch = reader.attempt(("source",), lambda: first_batch(loader))
+    if batch is not MISSING and config.train is not None:
+        loss = reader.attempt(("train", "task"), lambda: first_loss(config, loader, batch))
+        if loss is not MISSING and not math.isfinite(loss):
+            reader.note(
+                ("train", "task"),
+                f"the loss of the first batch is {loss}: there are labels or tokens that the task "
+                "does not know; see classes, vocabulary",
+            )
+    reader.refuse_problems()
+
+
+def first_batch(loader: DataLoader) -> Any:
+    """The batch of step 0, on its devices; on the host if it holds texts, which stay there."""
+    texts = [leaf for _, leaf in named_leaves(loader.batch_spec()) if is_text(leaf.dtype)]
+    return loader.host_batch_at(0) if texts else loader.batch_at(0)
+
+
 def flow(config: Config, loader: DataLoader) -> dict[str, str]:
     """The stages in the order in which data moves, each in a few words."""
     settings, tree = config.settings, config.document.tree
@@ -47,7 +73,7 @@ def flow(config: Config, loader: DataLoader) -> dict[str, str]:
         "operators": " -> ".join(f"{o.label} ({o.on})" for o in loader.operators),
         "batcher": f"{type(loader.batcher).__name__}, {settings.batch_size} rows",
         "placed": f"on {devices}{axes}" + (", by rules" if "sharding" in tree else ""),
-        "ahead": f"{settings.prefetch} batches, {settings.threads or 'no'} threads for host work",
+        "ahead": f"{settings.prefetch} batches, {_threads(settings.threads)} for host work",
     }
     return {name: words for name, words in stages.items() if words}
 
@@ -56,7 +82,7 @@ def show(facts: dict[str, Any], config: Config, console: Console) -> None:
     """The same for people."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for stage, words in facts["flow"].items():
-        table.add_row(f"[bold]{stage}[/bold]", words)
+        table.add_row(Text(stage, "bold"), Text(words))
     console.print(table)
     console.print()
     config.loader().explain()
@@ -76,9 +102,14 @@ def show(facts: dict[str, Any], config: Config, console: Console) -> None:
 
 def _bytes_on_a_device(loader: DataLoader) -> int:
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
+        * np.dtype(leaf.dtype).itemsize
         for _, leaf in named_leaves(loader.batch_spec())
     )
+
+
+def _threads(count: int) -> str:
+    return {0: "no threads", 1: "1 thread"}.get(count, f"{count} threads")
 
 
 def _size(count: float) -> str:

@@ -13,26 +13,30 @@
 A key that is not known, or has no effect, is an error; all errors are told at once.
 """
 
+import contextlib
 import dataclasses
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import Mesh
 
+from loader.batchers import BatcherModule
 from loader.command.calls import MISSING, Reader, one_line
 from loader.command.kinds import Kinds
+from loader.command.meshes import read_mesh, read_sharder
 from loader.command.problems import ConfigError, Problem, did_you_mean, nearest
+from loader.command.settings import HeldOut, LoaderSettings, TrainSettings
 from loader.command.toml_lines import Document, read_document
 from loader.data_loader import DataLoader
+from loader.operator import as_operator, as_operators
 from loader.order import Sequential
-from loader.plan import Remainder
-from loader.sharder import MeshSharder
+from loader.sources import as_source
+from loader.sources.source import record_spec
+from loader.transform import SpecUnknown, spec_after
 from loader.workers import Threads
 
 _SECTIONS = (
@@ -46,68 +50,6 @@ _SECTIONS = (
     "train",
     "held_out",
 )
-_NOT_SPLIT = "-"
-_REFUSALS = (ValueError, TypeError, OSError, ImportError, LookupError, RuntimeError)
-
-
-@dataclasses.dataclass(frozen=True)
-class LoaderSettings:
-    """What [loader] says."""
-
-    batch_size: int
-    epochs: int | Literal["endless"] = 1
-    remainder: Remainder = "pad"
-    steps: int | None = None
-    microbatches: int | None = None
-    threads: int = 0
-    prefetch: int = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainSettings:
-    """What [train] says."""
-
-    task: Any
-    learning_rate: float = 1e-3
-    checkpoint_every: int = 100
-    keep: int = 3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not hasattr(self.task, "measure"):
-            raise ValueError(f"task must be Classify, Regress, NextToken or like them: {self.task}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}")
-        for key in ("checkpoint_every", "keep"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
-
-
-@dataclasses.dataclass(frozen=True)
-class HeldOut:
-    """What [held_out] says."""
-
-    source: Any
-    operators: list[Any] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardingSettings:
-    """What [sharding] says: `rules = [["image", ["data", "-"]], ["label", ["data"]]]`."""
-
-    rules: list[Any]
-
-    def leaf_rules(self) -> list[tuple[str, PartitionSpec]]:
-        pairs = []
-        for rule in self.rules:
-            if not (isinstance(rule, list) and len(rule) == 2 and isinstance(rule[1], list)):
-                raise ValueError(
-                    f'rules are pairs such as ["image", ["data", "{_NOT_SPLIT}"]], got {rule!r}'
-                )
-            entries = [tuple(axis) if isinstance(axis, list) else axis for axis in rule[1]]
-            named = [None if axis == _NOT_SPLIT else axis for axis in entries]
-            pairs.append((rule[0], PartitionSpec(*named)))
-        return pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,114 +97,191 @@ def _config(reader: Reader) -> Config:
     document, tree = reader.document, reader.document.tree
     for section in tree:
         if section not in _SECTIONS:
-            hint = did_you_mean(nearest(section, _SECTIONS))
-            reader.note((section,), f"there is no section [{section}]{hint}")
+            reader.note((section,), f"there is no section [{section}]{_hint(section)}")
     for section, needs in (("sharding", "mesh"), ("held_out", "train")):
         if section in tree and needs not in tree:
             reader.note((section,), f"[{section}] has no effect without [{needs}]")
-    mesh = _mesh(reader)
-    source = reader.source(("source",), tree["source"]) if "source" in tree else MISSING
-    if "source" not in tree:
+    mesh = read_mesh(reader)
+    if "source" in tree:
+        source = _source(reader, ("source",), reader.source(("source",), tree["source"]))
+    else:
+        source = MISSING
         reader.note((), "there is no section [source]: where records come from")
-    settings = reader.called(("loader",), LoaderSettings, _table(reader, "loader"), "[loader]")
+    settings = reader.called(("loader",), LoaderSettings, reader.table("loader"), "[loader]")
     train = None
     if "train" in tree:
-        train = reader.called(("train",), TrainSettings, _table(reader, "train"), "[train]")
+        train = reader.called(("train",), TrainSettings, reader.table("train"), "[train]")
     order = _order(reader)
     made = _loader(reader, source, order, settings, mesh)
     held_out = _held_out(reader, settings, mesh)
-    if train is not None and train is not MISSING:
-        for part in (made, held_out):
-            _check_task(reader, train.task, part)
+    if train is not None and train is not MISSING and made is not MISSING:
+        _check_task(reader, train, made, made, ("train", "task"))
+        if held_out is not None and held_out is not MISSING:
+            _check_task(reader, train, made, held_out, ("held_out",))
     reader.refuse_problems()
     return Config(document, reader.kinds, source, order, settings, mesh, train, tuple(reader.parts))
+
+
+def _hint(section: str) -> str:
+    keys = [field.name for field in dataclasses.fields(LoaderSettings)]
+    if section in keys:
+        return f"; did you mean the key {section!r} of [loader]?"
+    return did_you_mean(nearest(section, _SECTIONS))
+
+
+def _source(reader: Reader, path: Any, made: Any) -> Any:
+    return made if made is MISSING else reader.attempt(path, lambda: as_source(made))
 
 
 def _order(reader: Reader) -> Any:
     tree = reader.document.tree
     if "order" not in tree:
         return Sequential()
-    order = reader.made(("order",), tree["order"])
-    if order is not MISSING and not hasattr(order, "records"):
-        reader.note(("order",), f"[order] must be an order, such as Shuffle, got {order!r}")
-        return MISSING
-    return order
+    return _of_kind(reader, "order", "an order, such as Shuffle", lambda o: hasattr(o, "records"))
+
+
+def _batcher(reader: Reader) -> Any:
+    if "batcher" not in reader.document.tree:
+        return None
+    return _of_kind(
+        reader, "batcher", "a batcher, such as PadBatcher", lambda b: isinstance(b, BatcherModule)
+    )
+
+
+def _of_kind(reader: Reader, section: str, words: str, fits: Any) -> Any:
+    made = reader.made((section,), reader.document.tree[section])
+    if made is MISSING or fits(made):
+        return made
+    reader.note((section,), f"[{section}] must be {words}, got {type(made).__name__}")
+    return MISSING
+
+
+def _operators(reader: Reader, path: Any, tables: Any) -> list[Any]:
+    if not isinstance(tables, list):
+        reader.note(path, "operators are a list: write [[operators]] before each of them")
+        return [MISSING]
+    made = [reader.made((*path, place), table) for place, table in enumerate(tables)]
+    return _as_operators(reader, path, made)
+
+
+def _as_operators(reader: Reader, path: Any, made: list[Any]) -> list[Any]:
+    """Each of them as an operator, or MISSING where it cannot be one."""
+    operators = []
+    for place, item in enumerate(made):
+        at = (*path, place)
+        one = item if item is MISSING else reader.attempt(at, lambda item=item: as_operator(item))
+        operators.append(one)
+    if not any(one is MISSING for one in operators):
+        checked = reader.attempt(path, lambda: as_operators(operators))  # host before device
+        return [MISSING] if checked is MISSING else checked
+    return operators
 
 
 def _loader(reader: Reader, source: Any, order: Any, settings: Any, mesh: Any) -> Any:
-    tree = reader.document.tree
-    operators = _operators(reader, ("operators",), tree.get("operators", []))
-    batcher = reader.made(("batcher",), tree["batcher"]) if "batcher" in tree else None
-    sharder = _sharder(reader, mesh)
-    if any(part is MISSING for part in (source, settings, order, batcher, sharder, *operators)):
+    operators = _operators(reader, ("operators",), reader.document.tree.get("operators", []))
+    batcher, sharder = _batcher(reader), read_sharder(reader, mesh)
+    if any(part is MISSING for part in (source, settings, *operators)):
         return MISSING
-    return _made(
+    # What is wrong with these was noted: without them, the rest can still be looked at.
+    given = {"order": order, "batcher": batcher, "sharder": sharder}
+    whole = not any(part is MISSING for part in given.values())
+    made = _made(
         reader,
         ("operators",),
         source,
         operators,
         settings,
-        order=order,
-        batcher=batcher,
-        sharder=sharder,
+        **{name: None if part is MISSING else part for name, part in given.items()},
         epochs=None if settings.epochs == "endless" else settings.epochs,
         remainder=settings.remainder,
         steps=settings.steps,
         microbatches=settings.microbatches,
     )
+    return made if whole else MISSING
 
 
 def _held_out(reader: Reader, settings: Any, mesh: Any) -> Any:
     if "held_out" not in reader.document.tree:
         return None
-    table = _table(reader, "held_out")
+    table, where = reader.table("held_out"), ("held_out", "operators")
     held_out = reader.called(("held_out",), HeldOut, table, "[held_out]")
-    sharder = _sharder(reader, mesh)
+    sharder = read_sharder(reader, mesh)
     if any(part is MISSING for part in (held_out, settings, sharder)):
         return MISSING
-    where = ("held_out", "operators")
-    return _made(reader, where, held_out.source, held_out.operators, settings, sharder=sharder)
+    if not isinstance(held_out.operators, list):
+        reader.note(where, f"operators are a list: [{{ kind = ... }}], got {held_out.operators!r}")
+        return MISSING
+    source = _source(reader, ("held_out", "source"), held_out.source)
+    operators = _as_operators(reader, where, held_out.operators)
+    if any(part is MISSING for part in (source, *operators)):
+        return MISSING
+    return _made(reader, where, source, operators, settings, sharder=sharder)
 
 
 def _made(
     reader: Reader, where: Any, source: Any, operators: Any, settings: Any, **arguments: Any
 ) -> Any:
-    """The loader; a refusal is noted at the operator it speaks of, else at [loader]."""
-    try:
+    """The loader; a refusal is noted where it belongs: operator, sharding, or a key of [loader]."""
+    if not _fit(reader, where, source, operators):
+        return MISSING
+    sharder = arguments.pop("sharder")
+
+    def make(**more: Any) -> DataLoader:
         made = DataLoader(
             source,
             batch_size=settings.batch_size,
             operators=operators,
             workers=Threads(settings.threads),
             prefetch=settings.prefetch,
+            **more,
             **arguments,
         )
         made.batch_spec()
         return made
-    except _REFUSALS as error:
+
+    keys = reader.document.tree.get("loader", {})
+    made = MISSING
+    try:
+        made = make()
+        return made if sharder is None else make(sharder=sharder)
+    except Exception as error:  # also of code that is not ours
         message = one_line(error)
-        for place, operator in enumerate(operators):
-            if getattr(operator, "label", type(operator).__name__) in message:
-                reader.note((*where, place), message)
-                return MISSING
-        table = reader.document.tree.get("loader", {})
-        reader.note(reader.culprit(("loader",), table, message), message)
+        at = reader.culprit(("loader",), keys, message)
+        if made is not MISSING and at == ("loader",):  # only the devices can be what is wrong
+            at = ("sharding",) if "sharding" in reader.document.tree else ("mesh",)
+        reader.note(at, message)
         return MISSING
 
 
-def _check_task(reader: Reader, task: Any, made: Any) -> None:
+def _fit(reader: Reader, where: Any, source: Any, operators: list[Any]) -> bool:
+    """Whether each operator can do its work on what comes before it, as far as it is known."""
+    before = len(reader.problems)
+    spec = reader.attempt((*where[:-1], "source"), lambda: record_spec(source))
+    if spec is MISSING:
+        return False
+    with contextlib.suppress(SpecUnknown):
+        for place, operator in enumerate(operators):
+            try:
+                stage = operator.stage(place)
+                spec = spec_after(stage.transform, stage.name, spec)
+            except SpecUnknown:
+                raise
+            except Exception as error:
+                reader.note((*where, place), one_line(error))
+                break
+    return len(reader.problems) == before
+
+
+def _check_task(reader: Reader, train: TrainSettings, made: Any, measured: Any, at: Any) -> None:
     """Note what of the batches the task cannot use; nothing is computed."""
-    if made is MISSING or made is None:
-        return
-    spec = task_spec(made)
 
     def attempt(batch: Any) -> Any:
-        return task.measure(task.model(spec, nnx.Rngs(0)), batch)
+        return train.task.measure(train.task.model(task_spec(made), nnx.Rngs(train.seed)), batch)
 
     try:
-        nnx.eval_shape(attempt, spec)
-    except _REFUSALS as error:
-        reader.note(("train", "task"), f"the task does not fit the batches: {one_line(error)}")
+        nnx.eval_shape(attempt, task_spec(measured))
+    except Exception as error:
+        reader.note(at, f"the task does not fit the batches: {one_line(error)}")
 
 
 def task_spec(made: DataLoader) -> Any:
@@ -271,69 +290,3 @@ def task_spec(made: DataLoader) -> Any:
     if made.microbatches is None:
         return spec
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), spec)
-
-
-def _operators(reader: Reader, path: Any, tables: Any) -> list[Any]:
-    if not isinstance(tables, list):
-        reader.note(path, "operators are a list: write [[operators]] before each of them")
-        return [MISSING]
-    return [reader.made((*path, place), table) for place, table in enumerate(tables)]
-
-
-def _table(reader: Reader, section: str) -> dict[str, Any]:
-    table = reader.document.tree.get(section, {})
-    if isinstance(table, dict):
-        return table
-    reader.note((section,), f"[{section}] must be a table, got {table!r}")
-    return {}
-
-
-def _mesh(reader: Reader) -> Any:
-    """The mesh of [mesh], if there is one. Without accelerators, CPU devices are made for it."""
-    axes = _table(reader, "mesh")
-    if not axes:
-        return None
-    for axis, size in axes.items():
-        if type(size) is not int or size < 1:
-            reader.note(("mesh", axis), f"axis {axis!r} must be at least 1 device, got {size!r}")
-            return MISSING
-    wanted = math.prod(axes.values())
-    make_cpu_devices(wanted)
-    if wanted > len(jax.devices()):
-        reader.note(
-            ("mesh",),
-            f"the mesh asks for {wanted} devices and there are {len(jax.devices())}: change its "
-            "sizes",
-        )
-        return MISSING
-    devices = np.array(jax.devices()[:wanted]).reshape(tuple(axes.values()))
-    return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-
-
-def make_cpu_devices(count: int) -> None:
-    """Let JAX's CPU backend, where it is the one in use, have that many devices.
-
-    Without effect once JAX has started, or where XLA_FLAGS have said how many there are.
-    """
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        return  # it has started
-
-
-def _sharder(reader: Reader, mesh: Any) -> Any:
-    if mesh is None or mesh is MISSING:
-        return mesh
-    settings = None
-    if "sharding" in reader.document.tree:
-        table = _table(reader, "sharding")
-        settings = reader.called(("sharding",), ShardingSettings, table, "[sharding]")
-        if settings is MISSING:
-            return MISSING
-    try:
-        return MeshSharder(mesh, settings and settings.leaf_rules())
-    except _REFUSALS as error:
-        reader.note(("mesh",) if settings is None else ("sharding", "rules"), one_line(error))
-        return MISSING

@@ -33,7 +33,9 @@ Kinds = Mapping[str, Callable[..., Any]]
 def _raw_arrays(spec: dict[str, Any]) -> RawArrays:
     """Leaves as texts: `{ image = "uint8[8, 8]", label = "int32" }`."""
 
-    def leaf(text: str) -> jax.ShapeDtypeStruct:
+    def leaf(text: Any) -> jax.ShapeDtypeStruct:
+        if not isinstance(text, str):
+            raise ValueError(f"spec has leaves such as 'uint8[8, 8]', got {text!r}")
         dtype, _, shape = text.partition("[")
         sizes = tuple(int(size) for size in shape.rstrip("] ").split(",") if size.strip())
         return jax.ShapeDtypeStruct(sizes, np.dtype(dtype.strip()))
@@ -64,6 +66,8 @@ def _packed(
 
 def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = None) -> Mixture:
     """Components as tables: `{ web = { weight = 3, source = { kind = ... } } }`."""
+    if not isinstance(components, dict):
+        raise ValueError(f"components are tables by name, got {components!r}")
     for name, component in components.items():
         if not isinstance(component, dict) or set(component) != {"weight", "source"}:
             raise ValueError(f"components need a weight and a source each, see {name!r}")

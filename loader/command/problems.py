@@ -4,6 +4,9 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Sequence
 
+#: The line of what was said by `--set`.
+NOT_IN_THE_FILE = 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -12,8 +15,15 @@ class Problem:
     line: int | None
     message: str
 
+    @property
+    def place(self) -> str:
+        """What stands behind the name of the file."""
+        if self.line is None:
+            return ""
+        return ", with --set" if self.line == NOT_IN_THE_FILE else f":{self.line}"
+
     def to_json(self) -> dict[str, int | str | None]:
-        return dataclasses.asdict(self)
+        return {"line": self.line or None, "message": self.message}
 
 
 class ConfigError(ValueError):
@@ -26,10 +36,7 @@ class ConfigError(ValueError):
 
     def lines(self) -> list[str]:
         """The problems as `file:line: message`, in the order of the file."""
-        return [
-            f"{self.path}{'' if p.line is None else f':{p.line}'}: {p.message}"
-            for p in self.problems
-        ]
+        return [f"{self.path}{p.place}: {p.message}" for p in self.problems]
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -1,28 +1,22 @@
 """How far a run is: a bar on a terminal, now and then a line elsewhere."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_LINES = 10
+_PARTS = 10
+_SECONDS = 5
 
 
 @contextlib.contextmanager
-def shown(console: Console, total: int | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+def shown(console: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives a function that is to be told of each line of the metrics."""
     if not console.is_terminal:
-        every = 1 if total is None else max(total // _LINES, 1)
-        shown_parts: set[int] = set()
-
-        def tell(line: dict[str, Any]) -> None:
-            if line["step"] // every not in shown_parts:
-                shown_parts.add(line["step"] // every)
-                console.print(f"step {line['step']}  {_figures(line)}", highlight=False)
-
-        yield tell
+        yield _Lines(console)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -32,8 +26,25 @@ def shown(console: Console, total: int | None) -> Iterator[Callable[[dict[str, A
         TextColumn("{task.fields[figures]}"),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("training", total=total, figures="")
-        yield lambda line: bar.update(task, completed=line["step"], figures=_figures(line))
+        task = bar.add_task("training", total=None, figures="")
+        yield lambda line: bar.update(
+            task, completed=line["step"], total=line["end"], figures=_figures(line)
+        )
+
+
+class _Lines:
+    """A line at the start and for every tenth of the steps, or now and then if there is no end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._part: int | None = None
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        end = line["end"]
+        part = int(time.monotonic() / _SECONDS) if end is None else line["step"] * _PARTS // end
+        if part != self._part:
+            self._part = part
+            self._console.print(f"step {line['step']}  {_figures(line)}", highlight=False)
 
 
 def _figures(line: dict[str, Any]) -> str:

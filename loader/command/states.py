@@ -130,7 +130,7 @@ def show_diff(first: State, second: State, console: Console) -> None:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
     for name in ("", "first", "second", ""):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for d in differences:
         cells = (d.field, str(d.first), str(d.second), d.meaning)
         table.add_row(*(Text(cell) for cell in cells))

@@ -12,12 +12,12 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loader.command.problems import ConfigError, Problem
+from loader.command.problems import NOT_IN_THE_FILE, ConfigError, Problem
 
 #: Where a value stands in a document: keys, and numbers in lists.
 Path = tuple[str | int, ...]
 
-_NOT_IN_THE_FILE = 0
+_CLOSING = re.compile(r"""[\]}]|\"{3}|'{3}""")
 _AT_LINE = re.compile(r" ?\(at line (\d+), column \d+\)| ?\(at end of document\)")
 
 
@@ -30,10 +30,13 @@ class Document:
     lines: Mapping[Path, int]
 
     def line(self, path: Path) -> int | None:
-        """The line of this value, or of the nearest one around it; None if it is not in a file."""
+        """The line of this value, or of the nearest one around it.
+
+        None if it is nowhere, `NOT_IN_THE_FILE` if it was put in place of what the file says.
+        """
         while path and path not in self.lines:
             path = path[:-1]
-        return self.lines.get(path) or None
+        return self.lines.get(path)
 
     def changed(self, changes: Iterable[str]) -> "Document":
         """The document with some values replaced, each given as `table.key=value`.
@@ -51,7 +54,7 @@ class Document:
             except (LookupError, ValueError) as error:
                 raise self._cannot_set(change, "there is no such place") from error
             lines = {p: line for p, line in lines.items() if p[: len(path)] != path}
-            lines[path] = _NOT_IN_THE_FILE
+            lines[path] = NOT_IN_THE_FILE
         return Document(self.name, tree, lines)
 
     def _cannot_set(self, change: str, why: str) -> ConfigError:
@@ -73,9 +76,10 @@ def _set(node: Any, keys: list[str], value: Any) -> Path:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 def read_document(text: str, name: str) -> Document:
@@ -119,10 +123,12 @@ def _lines(text: str) -> Iterator[tuple[Path, int]]:
 def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Each statement with the number of its first line and what it says by itself."""
     first, pending = 0, ""
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not pending:
             first = number
-        pending += line
+        pending += f"{line}\n"
+        if number > first and not _CLOSING.search(line):
+            continue  # nothing ends here: trying each line of a long list would take for ever
         try:
             parsed = tomllib.loads(pending)
         except tomllib.TOMLDecodeError:
@@ -136,7 +142,8 @@ def _within(value: Any, path: Path, statement: str, line: int) -> Iterator[tuple
     """The keys within the value of a statement, each looked for behind the one before it."""
     at = 0
     for inner, key in _keys(value, path):
-        found = re.compile(rf"(?<![\w-]){re.escape(key)}(?![\w-])").search(statement, at)
+        # A key, bare or in quotes, is followed by a sign of equality or by a dot.
+        found = re.compile(rf"(?<![\w-]){re.escape(key)}[\"']?\s*[=.]").search(statement, at)
         at = found.end() if found else at
         yield inner, line + statement[:at].count("\n")
 

@@ -12,9 +12,10 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,17 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
-from loader.command.config import Config, TrainSettings, task_spec
+from loader.checkpoint import DOCUMENT_NAME, read_document
+from loader.command.config import Config, task_spec
+from loader.command.settings import TrainSettings
 from loader.data_loader import DataLoader
-from loader.spec import VALID_MASK
+from loader.spec import VALID_MASK, named_leaves
 from loader.stats import Stats
 
 DIGEST_BYTES = 16
 LOG_EVERY = 5
+_CHECKPOINTS = "checkpoints"
+_DIGESTS_AT_ONCE = 2**16
 
 #: Told of each logged line: to show progress.
 Progress = Callable[[dict[str, Any]], None]
@@ -53,22 +58,36 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**fields, "stats": self.stats.scalars()}
+        figures = {k: v if math.isfinite(v) else None for k, v in self.figures.items()}
+        return {**fields, "figures": figures, "stats": self.stats.scalars()}
 
 
-def train(config: Config, folder: Path, progress: Progress) -> Result:
-    """Train to the end, from the newest checkpoint in the folder if there is one."""
+def train(
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    begun: Callable[[], None] = lambda: None,
+    allow_changes: Iterable[str] = (),
+) -> Result:
+    """Train to the end, from the newest checkpoint in the folder if there is one.
+
+    `begun` is called once all of that has been accepted and the first step is taken.
+    """
     settings = config.train
     assert settings is not None
     with config.loader() as loader, _checkpoints(folder, settings) as checkpoints:
         graph, state = _fresh(config, loader)
         counts = np.zeros(3, np.int64)  # steps, positions and rows so far
         if checkpoints.latest is not None:
-            state, counts = _restored(checkpoints, state, counts, loader)
+            _restore_loader(loader, folder, checkpoints.latest.step, allow_changes)
+            state, counts = _restored(checkpoints, state, counts)
         step = _compiled(graph, state, settings, loader)
         with Journal(folder, loader, counts) as journal:
             for batch in loader:
                 state, loss = step(state, batch)
+                if journal.step == counts[0]:
+                    begun()
                 if (line := journal.note(batch, loss)) is not None:
                     progress(line)
                 if journal.step % settings.checkpoint_every == 0:
@@ -102,6 +121,13 @@ def training_step(config: Config) -> Callable[[Any], Any]:
         return loss
 
     return take
+
+
+def first_loss(config: Config, loader: DataLoader, batch: Any) -> float:
+    """The loss of a fresh model on a batch."""
+    assert config.train is not None
+    graph, state = _fresh(config, loader)
+    return float(_step(graph, config.train)(state, batch)[1])
 
 
 def _fresh(config: Config, loader: DataLoader) -> tuple[Any, dict[str, Any]]:
@@ -162,6 +188,8 @@ def _figures(graph: Any, state: Any, settings: TrainSettings, held_out: Any) -> 
             for name, value in measure(state["params"], batch).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
     weights = totals.pop("weights")
+    if not weights:
+        raise ValueError("nothing can be measured: no row of [held_out] counts, all are masked")
     return {name: value / weights for name, value in totals.items()}
 
 
@@ -172,7 +200,7 @@ def _figures(graph: Any, state: Any, settings: TrainSettings, held_out: Any) -> 
 def _checkpoints(folder: Path, settings: TrainSettings) -> Iterator[ocp.training.Checkpointer]:
     newest: Any = ocp.training.preservation_policies.LatestN(settings.keep)
     checkpoints = ocp.training.Checkpointer(
-        str((folder / "checkpoints").absolute()),
+        str((folder / _CHECKPOINTS).absolute()),
         preservation_policy=newest,
         cleanup_tmp_directories=True,
     )
@@ -185,14 +213,26 @@ def _save(checkpoints: Any, journal: "Journal", state: Any, loader: DataLoader) 
     checkpoints.save_checkpointables_async(journal.step, parts, force=True)
 
 
-def _restored(
-    checkpoints: Any, state: Any, counts: np.ndarray, loader: DataLoader
-) -> tuple[Any, np.ndarray]:
-    """The newest state, placed like the fresh one; the loader is moved to where it was."""
+def _restore_loader(loader: DataLoader, folder: Path, step: int, allow: Iterable[str]) -> None:
+    """Move the loader to where it was. First of all, because it says why it refuses."""
+    document = read_document(folder / _CHECKPOINTS / str(step) / "data" / DOCUMENT_NAME)
+    loader.set_state(document, allow_changes=allow)
+
+
+def _restored(checkpoints: Any, state: Any, counts: np.ndarray) -> tuple[Any, np.ndarray]:
+    """The newest state, placed like the fresh one, and how far it has come."""
+    saved = dict(named_leaves(checkpoints.metadata(None).metadata))
+    for name, leaf in named_leaves(state):
+        shape = getattr(saved.get(name), "shape", None)
+        if shape != leaf.shape:
+            raise ValueError(
+                f"the checkpoint is of another model: {name} is {shape} there and {leaf.shape} "
+                "here; set what was changed in [train] back, or begin a new run"
+            )
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
     )
-    parts = {"state": like, "counts": {"counts": counts}, "data": loader}
+    parts = {"state": like, "counts": {"counts": counts}}
     loaded = checkpoints.load_checkpointables(None, parts)
     return loaded["state"], loaded["counts"]["counts"]
 
@@ -208,27 +248,39 @@ class Journal:
         self._loader = loader
         self._losses: list[jax.Array] = []
         self._stats = loader.stats()
-        self._seen = os.open(folder / "seen", os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._seen, self.position * DIGEST_BYTES)
+        if self.step and not (folder / "seen").exists():
+            raise ValueError(f"{folder / 'seen'} is missing: it is part of the run")
+        self._seen = (folder / "seen").open("r+b" if self.step else "w+b", buffering=0)
+        size = self.position * DIGEST_BYTES
+        if os.fstat(self._seen.fileno()).st_size < size:
+            raise ValueError(f"{folder / 'seen'} is cut off: it is part of the run")
+        self._seen.truncate(size)
         self._metrics = (folder / "metrics.jsonl").open("a")
 
-    def note(self, batch: Any, loss: jax.Array) -> dict[str, Any] | None:
+    def note(self, batch: Any, step_loss: jax.Array) -> dict[str, Any] | None:
         """Note a step; every few of them a line of what happened since the last."""
         first, last = self._loader.current.get_value()
         digests = row_digests(batch)[: last + 1 - first]
         self.rows += len(digests) - digests.count(bytes(DIGEST_BYTES))
-        os.pwrite(self._seen, b"".join(digests), first * DIGEST_BYTES)
+        os.pwrite(self._seen.fileno(), b"".join(digests), first * DIGEST_BYTES)
         self.step, self.position = self.step + 1, last + 1
-        self._losses.append(loss)
+        self._losses.append(step_loss)
         if self.step % LOG_EVERY and not self._at_end():
             return None
         stats = self._loader.stats()
         since = stats - self._stats
+        loss = float(np.mean(self._losses))
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} at step {self.step}: are there labels or tokens that the task "
+                "does not know (classes, vocabulary)? is learning_rate too large?"
+            )
         line = {
             "step": self.step,
+            "end": self._loader.plan.end,
             "position": self.position,
             "epoch": first / self._loader.plan.num_records,
-            "loss": float(np.mean(self._losses)),
+            "loss": loss,
             "rows_per_s": since.rows_per_s,
             "waiting_share": since.waiting_share,
             "waiting_ms": 1e3 * since.waiting_s / since.batches,
@@ -250,14 +302,17 @@ class Journal:
 
     def digest(self) -> str:
         """One digest of everything seen up to here."""
-        size = self.position * DIGEST_BYTES
-        return hashlib.sha256(os.pread(self._seen, size, 0)).hexdigest()[:32]
+        digest = hashlib.sha256()
+        self._seen.seek(0)
+        while some := self._seen.read(_DIGESTS_AT_ONCE * DIGEST_BYTES):
+            digest.update(some)
+        return digest.hexdigest()[:32]
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        os.close(self._seen)
+        self._seen.close()
         self._metrics.close()
 
 

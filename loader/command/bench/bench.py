@@ -37,7 +37,7 @@ def bench(
     their devices. `cores` are those that may be used, by default all that this process has.
     """
     if not seconds > 0:
-        raise ValueError(f"seconds must be more than 0, got {seconds!r}: 10 is a good number")
+        raise ValueError(f"seconds must be more than 0, got {seconds!r}: 5 is a good number")
     with build(knobs) as loader:
         loop = Loop(loader, knobs, step)
         look = look_at(loop, loop.run(seconds / 2), cores or usable_cores())
