@@ -124,21 +124,31 @@ def training_step(config: Config) -> Callable[[Any], Any]:
 
 
 def first_loss(config: Config, loader: DataLoader, batch: Any) -> float:
-    """The loss of a fresh model on a batch."""
-    assert config.train is not None
-    graph, state = _fresh(config, loader)
-    return float(_step(graph, config.train)(state, batch)[1])
+    """The loss of a model of zeros on a batch: not finite if it does not know the labels."""
+    settings = config.train
+    assert settings is not None
+    abstract = nnx.eval_shape(lambda: settings.task.model(task_spec(loader), nnx.Rngs(0)))
+    graph, params = nnx.split(abstract)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), nnx.to_pure_dict(params))
+    sums = _measure(graph, settings)(zeros, batch)
+    return float(sums["loss"] / sums["weights"])
 
 
 def _fresh(config: Config, loader: DataLoader) -> tuple[Any, dict[str, Any]]:
     """The structure of the model, and the state that is trained: as the seed says."""
     settings, spec = config.train, task_spec(loader)
     assert settings is not None
-    graph, params = nnx.split(settings.task.model(spec, nnx.Rngs(settings.seed)))
-    params = nnx.to_pure_dict(params)
-    state = {"params": params, "optimizer": _optimizer(settings).init(params)}
+
+    def model() -> Any:
+        return settings.task.model(spec, nnx.Rngs(settings.seed))
+
+    def new() -> dict[str, Any]:
+        params = nnx.to_pure_dict(nnx.split(model())[1])
+        return {"params": params, "optimizer": _optimizer(settings).init(params)}
+
     everywhere = NamedSharding(config.mesh, PartitionSpec()) if config.mesh else jax.devices()[0]
-    return graph, jax.device_put(state, everywhere)
+    graph, _ = nnx.split(nnx.eval_shape(model))
+    return graph, jax.device_put(jax.jit(new)(), everywhere)
 
 
 def _compiled(graph: Any, state: Any, settings: TrainSettings, loader: DataLoader) -> Any:
@@ -178,10 +188,14 @@ def _sums(task: Any, model: Any, batch: Any) -> dict[str, jax.Array]:
     return jax.tree.map(lambda leaf: leaf.sum(0), jax.lax.map(of_rows, batch))
 
 
+def _measure(graph: Any, settings: TrainSettings) -> Callable[[Any, Any], dict[str, jax.Array]]:
+    return jax.jit(lambda params, batch: _sums(settings.task, nnx.merge(graph, params), batch))
+
+
 def _figures(graph: Any, state: Any, settings: TrainSettings, held_out: Any) -> dict[str, float]:
     if held_out is None:
         return {}
-    measure = jax.jit(lambda params, b: _sums(settings.task, nnx.merge(graph, params), b))
+    measure = _measure(graph, settings)
     totals: dict[str, float] = {}
     with held_out:
         for batch in held_out:
