@@ -129,6 +129,13 @@ def test_padding_is_not_seen_and_not_learned(folder: Path):
     assert measured["weights"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
+def test_figures_do_not_depend_on_how_much_padding_there_is(folder: Path):
+    padded = run("some")  # the last batch of what is held out has 2 rows of 8
+    whole = run("some", "loader.batch_size=10", "mesh.data=2")  # trained to its end already
+    assert whole["first_step"] == whole["steps"] == padded["steps"]
+    np.testing.assert_allclose(whole["figures"]["loss"], padded["figures"]["loss"], rtol=1e-5)
+
+
 def test_a_model_learns_what_is_to_be_learned(folder: Path):
     long = run("long", "loader.epochs=30", "train.checkpoint_every=1000")
     assert long["figures"]["loss"] < 0.2 * np.var(np.load("y.npy"))
