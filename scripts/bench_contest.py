@@ -33,7 +33,7 @@ class Contestant:
     family: str
     package: str | None = None  # to be imported; a contestant without it is left out
     devices: int = 0
-    ahead: int = 8
+    ahead: int = 0
     labels_only: bool = False
 
 

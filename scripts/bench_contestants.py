@@ -98,7 +98,7 @@ def gristmill(
         )
         return iter(loader) if task.devices else loader.host_batches()
 
-    ahead = 2 * threads + _ahead(task)
+    ahead = 3 * threads + _ahead(task)
     return Contestant(name, make, "gristmill", devices=task.devices, ahead=ahead)
 
 
@@ -115,7 +115,7 @@ class GrainSetting:
     @property
     def ahead(self) -> int:
         """Batches that lie ready at the most."""
-        return 2 * self.threads + 3 * self.processes
+        return 3 * self.threads + 3 * self.processes
 
 
 GRAIN_SETTINGS = (

@@ -38,6 +38,7 @@ def framework_contestants(
             "torch",
             "torch",
             task.devices,
+            ahead=3 * count + 3,
         )
         for by_batch in (False, True)
         for count in workers
@@ -46,7 +47,14 @@ def framework_contestants(
         return contestants
     ways = {"datarax, Pipeline": _datarax_pipeline, "datarax, get_batch": _datarax_get_batch}
     contestants += [
-        Contestant(name, functools.partial(make, task, columns), "datarax", "datarax", task.devices)
+        Contestant(
+            name,
+            functools.partial(make, task, columns),
+            "datarax",
+            "datarax",
+            task.devices,
+            ahead=4,
+        )
         for name, make in ways.items()
         if task.devices or make is not _datarax_pipeline  # a Pipeline is on a device always
     ]

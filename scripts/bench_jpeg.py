@@ -30,7 +30,9 @@ def jpeg(pace: Pace) -> Iterator[Result]:
         ),
         gristmill(task, lambda: source, threads=2, operators=operators),
         *grain_contestants(task, (DecodeCropFlip(),), settings),
-        Contestant("that one thread, in 2 processes", in_two, "two cores", labels_only=True),
+        Contestant(
+            "that one thread, in 2 processes", in_two, "two cores", ahead=2, labels_only=True
+        ),
     )
     shapes = {"image": ((224, 224, 3), "uint8"), "label": ((), "int32")}
     yield hold(Contest("jpeg, host, batch 32", contestants, Promise(len(source), shapes)), pace)

@@ -57,8 +57,10 @@ def _refusing(lane: Lane, refused: dict[str, str]) -> Iterator[None]:
 
 
 def _find_pace(batches: dict[Lane, int], contest: Contest, pace: Pace, lane: Lane) -> None:
-    """Note so many batches that a turn takes as long as it should, judged by a short one."""
+    """Note so many batches that a turn takes as long as it should, judged by shorter ones."""
     tried = lane.turn(_settle(lane), pace.least)
+    while tried.wall_s < pace.turn_s / 4:  # too short to judge: some may have been made ahead
+        tried = lane.turn(0, 4 * tried.batches)
     count = max(pace.least, math.ceil(pace.turn_s / (tried.wall_s / tried.batches)))
     if contest.whole_epochs:
         rows_per_batch = math.ceil(tried.rows / tried.batches)
