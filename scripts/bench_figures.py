@@ -123,7 +123,7 @@ FIGURES = (
     Speed("arrayrecord, host, batch 256", "gristmill", "limit", "bare reader, stacked", 0.8),
     Speed("arrayrecord, host, batch 256", "gristmill", "grain", "Grain at its best", 6),
     Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "limit", "contiguous read", 0.5),
-    Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "random", "zarr", 8),
+    Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "random", "TensorStore", 8),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "limit", "one thread", 1.7),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "grain", "Grain at its best", 1.1),
     Fact("overlap", "prefetch=2, wall over the longer", 1.05),

@@ -2,7 +2,8 @@
 
 Processes are forked from a parent that has the data and has never started a JAX backend, so they
 start in a tenth of a second and share the data's memory. Between its turns a process is stopped,
-with all that it has started: nothing that it makes ahead can slow the others.
+with all that it has started: nothing that it makes ahead can slow the others. Should the parent be
+killed, the system ends the stopped ones, and the others find their pipe closed.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from bench_contest import Batches, Contestant, Promise, Refused, Turn
 
 _FORK = multiprocessing.get_context("fork")
 _STOP_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 300.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -53,6 +55,8 @@ class Lane:
         self._signal(signal.SIGCONT)
         self._pipe.send(request)
         try:
+            if not self._pipe.poll(_ANSWER_TIMEOUT_S):
+                raise Refused(f"it gave no answer for {_ANSWER_TIMEOUT_S:.0f} s")
             good, answer = self._pipe.recv()
         except EOFError:
             self._process.join()
@@ -107,11 +111,11 @@ def missing_package(contestant: Contestant) -> str | None:
 
 
 def _set_devices(count: int) -> None:
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    """Several devices are parts of the CPU; one is whatever JAX takes by default."""
     if count > 1:
-        flags = f"{flags} --xla_force_host_platform_device_count={count}".strip()
-    os.environ["XLA_FLAGS"] = flags
+        flags = os.environ.get("XLA_FLAGS", "")
+        devices = f"--xla_force_host_platform_device_count={count}"
+        os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS=f"{flags} {devices}".strip())
 
 
 def _serve(contestant: Contestant, promise: Promise, pipe: Any) -> None:
