@@ -12,6 +12,7 @@ drift. The exit status is 1 if this loader, or the limit that it is held against
 
 import argparse
 import difflib
+import importlib.util
 import json
 import os
 import platform
@@ -101,6 +102,11 @@ def _arguments() -> argparse.Namespace:
         if name not in WORKLOADS:
             near = difflib.get_close_matches(name, WORKLOADS, n=1, cutoff=0.0)[0]
             parser.error(f"no workload {name!r}: did you mean {near}? See --list")
+    for file in filter(None, (args.json, args.chart)):  # said now, not after a quarter of an hour
+        if not Path(file).absolute().parent.is_dir():
+            parser.error(f"no folder {Path(file).absolute().parent} to write {file} into")
+    if args.chart and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--chart needs matplotlib: pip install -e '.[bench]'")
     return args
 
 
