@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from loader import DataLoader, Shuffle, Threads
 
 _AHEAD = 2  # batches on the device ahead of the loop, for all
+_RECORDS_AHEAD = 64  # of Grain's threads; for each record it walks them all, so more is slower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _grain_batches(task: Task, operations: tuple[Any, ...], setting: GrainSettin
     for operation in operations:
         random = isinstance(operation, grain.transforms.RandomMap)
         dataset = dataset.random_map(operation) if random else dataset.map(operation)
-    ahead = 2 * setting.threads * (task.batch_size if setting.threads_on_records else 1)
+    ahead = _RECORDS_AHEAD if setting.threads_on_records else 2 * setting.threads
     options = grain.ReadOptions(num_threads=setting.threads, prefetch_buffer_size=ahead)
     if setting.threads_on_records:
         dataset = dataset.to_iter_dataset(options).batch(task.batch_size)
