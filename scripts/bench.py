@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +66,8 @@ def main() -> int:
         for name, workload in WORKLOADS.items():
             console.print(f"{name:12s} {(workload.__doc__ or '').splitlines()[0]}")
         return 0
+    # Ended like an error, so that the contestants' processes are too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began, load_before = time.monotonic(), os.getloadavg()[0]
     outcomes: dict[str, Outcome] = {}
     for name in args.workloads or WORKLOADS:

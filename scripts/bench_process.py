@@ -88,6 +88,7 @@ def in_child(function: Callable[..., Any], *args: Any, devices: int = 1) -> Any:
     ours, theirs = _FORK.Pipe(duplex=False)
 
     def call() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _set_devices(devices)
         theirs.send(function(*args))
 
@@ -121,6 +122,7 @@ def _set_devices(count: int) -> None:
 def _serve(contestant: Contestant, promise: Promise, pipe: Any) -> None:
     """The child: answer until the parent closes the pipe."""
     os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in Lane._open:  # while copies are open here, those lanes do not notice the end
         other.close()
     _set_devices(contestant.devices)

@@ -24,7 +24,7 @@ class Pace:
     quick: bool = False
 
 
-FULL = Pace(rounds=10, turn_s=0.3, least=8)
+FULL = Pace(rounds=8, turn_s=0.3, least=4)
 QUICK = Pace(rounds=4, turn_s=0.06, least=2, quick=True)
 
 
