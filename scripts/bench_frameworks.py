@@ -6,6 +6,7 @@ devices, batches go through numpy, without a copy where the package allows it, t
 
 import functools
 import importlib
+import itertools
 import os
 from typing import Any
 
@@ -45,7 +46,11 @@ def framework_contestants(
     ]
     if task.devices > 1:
         return contestants
-    ways = {"datarax, Pipeline": _datarax_pipeline, "datarax, get_batch": _datarax_get_batch}
+    ways = {
+        "datarax, Pipeline": _datarax_pipeline,
+        "datarax, get_batch": _datarax_get_batch,
+        "datarax, elements": _datarax_elements,
+    }
     contestants += [
         Contestant(
             name,
@@ -124,7 +129,10 @@ def _datarax_source(columns: Columns) -> Any:
 
 
 def _datarax_pipeline(task: Task, columns: Columns) -> Batches:
-    """Its own loop: data on the device, each batch a compiled gather."""
+    """Its own loop: data on the device, each batch a compiled gather.
+
+    Refused with 0.1.4: every step draws a permutation of its own.
+    """
     datarax: Any = importlib.import_module("datarax")
     nnx: Any = importlib.import_module("flax.nnx")
     source, rngs = _datarax_source(columns), nnx.Rngs(0)
@@ -138,14 +146,32 @@ def _datarax_pipeline(task: Task, columns: Columns) -> Batches:
 
 
 def _datarax_get_batch(task: Task, columns: Columns) -> Batches:
-    """Its source's own batches, which numpy gathers, through its prefetch."""
-    datarax: Any = importlib.import_module("datarax")
+    """Its source's own batches, which numpy gathers, through its prefetch.
+
+    Refused with 0.1.4 if a whole epoch is looked at: its last batch is of the next permutation.
+    """
     source = _datarax_source(columns)
 
     def epochs() -> Batches:
         while True:
             yield source.get_batch(task.batch_size)
 
-    if not task.devices:
-        return epochs()
-    return iter(datarax.prefetch_to_device(epochs(), size=2))
+    return _datarax_prefetched(epochs(), task)
+
+
+def _datarax_elements(task: Task, columns: Columns) -> Batches:
+    """The elements of its source, stacked by numpy, through its prefetch."""
+    source = _datarax_source(columns)
+
+    def epochs() -> Batches:
+        while True:
+            elements = iter(source)
+            while rows := list(itertools.islice(elements, task.batch_size)):
+                yield {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    return _datarax_prefetched(epochs(), task)
+
+
+def _datarax_prefetched(batches: Batches, task: Task) -> Batches:
+    datarax: Any = importlib.import_module("datarax")
+    return iter(datarax.prefetch_to_device(batches, size=2)) if task.devices else batches
