@@ -1,6 +1,6 @@
 """Speed, side by side: workloads by contestants, taking turns in one run.
 
-    python scripts/bench.py                           all workloads: about a quarter of an hour
+    python scripts/bench.py                           all workloads: about half an hour
     python scripts/bench.py memory --quick            one of them; all with --quick: a minute
     python scripts/bench.py --json FILE --chart FILE  also as data and as a picture
 
@@ -105,7 +105,7 @@ def _arguments() -> argparse.Namespace:
         if name not in WORKLOADS:
             near = difflib.get_close_matches(name, WORKLOADS, n=1, cutoff=0.0)[0]
             parser.error(f"no workload {name!r}: did you mean {near}? See --list")
-    for file in filter(None, (args.json, args.chart)):  # said now, not after a quarter of an hour
+    for file in filter(None, (args.json, args.chart)):  # said now, not after half an hour
         if not Path(file).absolute().parent.is_dir():
             parser.error(f"no folder {Path(file).absolute().parent} to write {file} into")
     if args.chart and importlib.util.find_spec("matplotlib") is None:
