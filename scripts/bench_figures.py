@@ -1,0 +1,162 @@
+"""The figures that the benchmark must show, and how to read them off the results.
+
+Ratios are rows per second, ours over theirs, in one run. "At its best" is the fastest contestant of
+a family that took part; what was not measured is said to be open, never met.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from bench_contest import Facts, Result
+
+Outcome = Result | Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """A figure as it came out."""
+
+    workload: str
+    what: str
+    bound: str
+    value: float | None  # None if it was not measured
+    spread: float | None
+    met: bool | None
+
+    @property
+    def verdict(self) -> str:
+        return "open" if self.met is None else "met" if self.met else "NOT MET"
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """At least so many times the rows per second of the best of a family."""
+
+    workload: str
+    ours: str
+    family: str
+    against: str
+    at_least: float
+
+    def read(self, outcomes: Mapping[str, Outcome]) -> Reached:
+        result = outcomes.get(self.workload)
+        value = spread = None
+        against = self.against
+        if isinstance(result, Result):
+            ours, theirs = result.measured.get(self.ours), result.best_of(self.family)
+            if ours is not None and theirs is not None:
+                value, spread = ours.speed_over(theirs)
+                if self.family != "limit":
+                    against = f"{against}: {theirs.contestant.name}"
+        met = None if value is None else value >= self.at_least
+        return Reached(self.workload, f"over {against}", f"≥ {self.at_least}", value, spread, met)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """A value of some facts, at most so much."""
+
+    workload: str
+    name: str
+    at_most: float
+
+    def read(self, outcomes: Mapping[str, Outcome]) -> Reached:
+        facts = outcomes.get(self.workload)
+        value = facts.values.get(self.name) if isinstance(facts, Facts) else None
+        met = None if value is None else value <= self.at_most
+        return Reached(self.workload, self.name, f"≤ {self.at_most:g}", value, None, met)
+
+
+@dataclasses.dataclass(frozen=True)
+class MicrosecondsPerBatch:
+    """The time of a batch of one contestant, at most so much."""
+
+    workload: str
+    ours: str
+    at_most: float
+
+    def read(self, outcomes: Mapping[str, Outcome]) -> Reached:
+        result = outcomes.get(self.workload)
+        ours = result.measured.get(self.ours) if isinstance(result, Result) else None
+        value, spread = (None, None) if ours is None else (ours.us_per_batch, ours.spread_us)
+        met = None if value is None else value <= self.at_most
+        what = f"µs per batch, {self.ours}"
+        return Reached(self.workload, what, f"≤ {self.at_most:g}", value, spread, met)
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """What the largest costs more than the smallest: in time per batch, or in memory."""
+
+    workload: str
+    small: str
+    large: str
+    at_most: float
+    of_memory: bool = False
+
+    def read(self, outcomes: Mapping[str, Outcome]) -> Reached:
+        result = outcomes.get(self.workload)
+        value = spread = None
+        if isinstance(result, Result) and {self.small, self.large} <= set(result.measured):
+            small, large = result.measured[self.small], result.measured[self.large]
+            if self.of_memory:
+                value = (large.peak_bytes - small.peak_bytes) / 1e6
+            else:
+                value, spread = small.speed_over(large)
+        what = "more memory, MB" if self.of_memory else "times the time per batch"
+        met = None if value is None else value <= self.at_most
+        named = f"{what}, {self.large} over {self.small}"
+        return Reached(self.workload, named, f"≤ {self.at_most:g}", value, spread, met)
+
+
+_DEVICE = "memory, one device, batch 256"
+_SCALE = ("scale, host, batch 250", "10^4 records", "10^9 records")
+FIGURES = (
+    Speed("memory, host, batch 1024", "gristmill", "limit", "numpy gather", 0.85),
+    Speed("memory, host, batch 256", "gristmill", "limit", "numpy gather", 0.65),
+    Speed("memory, host, batch 256", "gristmill", "grain", "Grain at its best", 40),
+    Speed(_DEVICE, "gristmill", "tf.data", "tf.data", 3),
+    Speed(_DEVICE, "gristmill", "torch", "torch at its best", 2),
+    Speed(_DEVICE, "gristmill", "datarax", "datarax", 1.2),
+    Speed("memory, mesh of eight, batch 1024", "gristmill", "grain", "Grain on devices", 25),
+    Speed("arrayrecord, host, batch 256", "gristmill", "limit", "bare reader, stacked", 0.8),
+    Speed("arrayrecord, host, batch 256", "gristmill", "grain", "Grain at its best", 6),
+    Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "limit", "contiguous read", 0.5),
+    Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "random", "TensorStore", 8),
+    Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "limit", "one thread", 1.7),
+    Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "grain", "Grain at its best", 1.1),
+    Fact("overlap", "prefetch=2, wall over the longer", 1.05),
+    MicrosecondsPerBatch("overhead, one device, batch 256", "gristmill", 150),
+    Fact("resume, Shuffle", "at 1e9 over at 0", 1.2),
+    Fact("resume, Sequential", "at 1e9 over at 0", 1.2),
+    Fact("resume, Shuffle", "state, bytes", 1024),
+    Growth(*_SCALE, at_most=1.2),
+    Growth(*_SCALE, at_most=5, of_memory=True),
+)
+
+
+def figures_of(outcomes: Mapping[str, Outcome]) -> list[Reached]:
+    """All figures of the workloads that were run."""
+    return [figure.read(outcomes) for figure in FIGURES if figure.workload in outcomes]
+
+
+def as_data(outcome: Outcome) -> dict[str, Any]:
+    """An outcome for a JSON file."""
+    if isinstance(outcome, Facts):
+        return dict(outcome.values)
+    rows = {}
+    for name, measured in outcome.measured.items():
+        ratio, ratio_spread = measured.speed_over(outcome.limit)
+        rows[name] = {
+            "family": measured.contestant.family,
+            "us_per_batch": measured.us_per_batch,
+            "spread_us": measured.spread_us,
+            "rows_per_s": measured.rows_per_s,
+            "ratio_to_limit": ratio,
+            "ratio_spread": ratio_spread,
+            "cpu_s_per_1000_records": measured.cpu_s_per_1000,
+            "peak_mb": measured.peak_bytes / 1e6,
+            "turns": len(measured.turns),
+        }
+    return {"contestants": rows, "absent": {**outcome.absent}, "refused": {**outcome.refused}}
