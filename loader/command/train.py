@@ -262,12 +262,10 @@ class Journal:
         self._loader = loader
         self._losses: list[jax.Array] = []
         self._stats = loader.stats()
-        if self.step and not (folder / "seen").exists():
-            raise ValueError(f"{folder / 'seen'} is missing: it is part of the run")
-        self._seen = (folder / "seen").open("r+b" if self.step else "w+b", buffering=0)
-        size = self.position * DIGEST_BYTES
-        if os.fstat(self._seen.fileno()).st_size < size:
-            raise ValueError(f"{folder / 'seen'} is cut off: it is part of the run")
+        seen, size = folder / "seen", self.position * DIGEST_BYTES
+        if self.step and (not seen.exists() or seen.stat().st_size < size):
+            raise ValueError(f"{seen}, a part of the run, is missing or cut off")
+        self._seen = seen.open("r+b" if self.step else "w+b", buffering=0)
         self._seen.truncate(size)
         self._metrics = (folder / "metrics.jsonl").open("a")
 
