@@ -22,6 +22,7 @@ from loader import BlockShuffle, DataLoader, Sequential, Shuffle, TensorStoreSou
 from loader.command.bench.advice import proposals
 from loader.command.bench.bench import Knobs, Verdict, bench
 from loader.command.bench.bottleneck import Look, bottleneck
+from loader.command.bench.measuring import Loop
 from loader.command.bench.operator_times import operators_ms
 from loader.command.bench.turns import Case
 from operators import Map, Normalize, RandomFlip
@@ -184,6 +185,12 @@ def test_a_loader_of_three_batches_is_started_again_and_again():
     )
     one = bench(building(SlowSource(0.0, count=32), epochs=1), Knobs(0, 2), seconds=0.2, cores=4)
     assert "what is timed is starting it again" in one.notes[-1]
+
+
+def test_a_loader_that_was_left_behind_its_last_batch_starts_again():
+    loader = DataLoader({"x": np.arange(8)}, batch_size=8)
+    next(loader)  # the last, but it is not told yet that there is no other
+    assert len(Loop(loader, Knobs(0, 2), None).run(0.01).laps) > 1
 
 
 def test_what_a_verdict_says_can_be_read_by_programs_and_people():

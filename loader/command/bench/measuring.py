@@ -94,17 +94,14 @@ class Loop:
 
     def _endless(self) -> Iterator[Lap]:
         """One lap after the other; a loader that has ended starts again."""
+        if self.loader.plan.end == 0:
+            raise ValueError("the loader has no batches, so there is nothing to time")
         while True:
-            iter(self.loader)
+            iter(self.loader)  # which may be behind its last batch, and end without another
             number = 0
             while (lap := self._lap(number)) is not None:
                 yield lap
                 number += 1
-            if not number:
-                raise ValueError(
-                    "the loader ended before its first batch, so there is nothing to time: it "
-                    f"needs at least one step, and has {self.loader.plan.end}"
-                )
 
     def _lap(self, number: int) -> Lap | None:
         """The lap of one batch; None at the end of the run."""
