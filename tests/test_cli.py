@@ -11,6 +11,7 @@ import pytest
 
 from loader.cli import main
 from loader.command.run_folder import CONFIG as COPY
+from tests.attempts import in_one_of_several_attempts
 
 DIGITS = """\
 [source]
@@ -155,6 +156,7 @@ def test_peek_draws_images_and_decodes_texts(folder: Path, capsys: pytest.Captur
         (0.02, "swift", ("--step-ms", "5"), "read"),
     ],
 )
+@in_one_of_several_attempts
 def test_bench_names_a_bottleneck_that_was_planted(
     seconds: float, operator: str, options: tuple[str, ...], bottleneck: str,
     folder: Path, capsys: pytest.CaptureFixture[str],
