@@ -12,11 +12,11 @@ from rich.console import Console
 
 from loader import DataLoader, Shuffle
 from loader.checkpoint import LoaderSave
+from loader.command.state_files import read_state
 from loader.command.states import (
     diff_states,
     diff_to_json,
     needed_changes,
-    read_state,
     restoring_in_words,
     show_diff,
     show_state,

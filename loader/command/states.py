@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from loader.command.state_files import passed_over
-from loader.command.state_files import read_state as read_state
 
 State = Mapping[str, Any]
 
