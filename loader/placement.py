@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loader.leaf_placement import LeafPlacement
 from loader.permutation import Int64s
 from loader.spec import Spec, device_dtype, named_leaves, narrowed
 
@@ -49,6 +50,7 @@ class Placement:
         self._leaves, self._tree = jax.tree.flatten(self.spec)
         self._unplaceable = {n for n, s in enumerate(self._leaves) if device_dtype(s.dtype) is None}
         self._columns = self._needed_columns()
+        self._places = [LeafPlacement(leaf, self._part_here) for leaf in self._leaves]
 
     @property
     def rows(self) -> Int64s | None:
@@ -64,10 +66,8 @@ class Placement:
         `record_of` names the record of a row, for an error.
         """
         leaves = self._narrowed(jax.tree.leaves(host_batch), record_of)
-        if self.shardings is None:
-            placed = jax.device_put(leaves)
-        else:
-            placed = [self._place_leaf(*pair) for pair in zip(leaves, self._leaves, strict=True)]
+        pairs = zip(self._places, leaves, strict=True)
+        placed = [place.place(leaf) for place, leaf in pairs]
         return jax.tree.unflatten(self._tree, placed)
 
     def _narrowed(
@@ -152,26 +152,15 @@ class Placement:
             )
         return np.flatnonzero(needed)
 
-    def _place_leaf(self, leaf: Any, spec: jax.ShapeDtypeStruct) -> jax.Array:
-        sharding = spec.sharding
-        if not isinstance(leaf, np.ndarray):  # PRNG keys
-            if not sharding.is_fully_addressable:
-                raise ValueError(
-                    "PRNG keys cannot be placed on several processes: give "
-                    "jax.random.key_data(keys) and wrap it again in the step"
-                )
-            return jax.device_put(leaf, sharding)
+    def _part_here(self, index: Any) -> Any:
+        """Of the part of a leaf that a device holds: which part it is of the rows read here."""
         if self._columns is None:
-            return jax.make_array_from_callback(spec.shape, sharding, leaf.__getitem__)
-        axis, columns = len(self._rows_shape) - 1, self._columns
-
-        def piece(index: Any) -> np.ndarray:
-            # What a device holds is a run of rows, all of them read, so a run of ours too.
-            start, stop, _ = index[axis].indices(spec.shape[axis])
-            first = int(np.searchsorted(columns, start))
-            return leaf[*index[:axis], first : first + stop - start, *index[axis + 1 :]]
-
-        return jax.make_array_from_callback(spec.shape, sharding, piece)
+            return index
+        # What a device holds is a run of rows, all of them read, so a run of ours too.
+        axis = len(self._rows_shape) - 1
+        start, stop, _ = index[axis].indices(self._rows_shape[-1])
+        first = int(np.searchsorted(self._columns, start))
+        return (*index[:axis], slice(first, first + stop - start), *index[axis + 1 :])
 
 
 def unplaceable(name: str, dtype: Any) -> ValueError:

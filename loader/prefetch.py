@@ -25,6 +25,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import jax
 
+from loader.leaf_placement import default_device
 from loader.placement import Placement
 from loader.sharder import MeshSharder
 from loader.spec import spec_of, x64_enabled
@@ -53,7 +54,7 @@ class _Failure:
 
 def thread_settings() -> tuple[bool, Any]:
     """What JAX keeps per thread and placing depends on: x64, and the default device."""
-    return x64_enabled(), getattr(jax.config, "jax_default_device")  # noqa: B009  # not in its type
+    return x64_enabled(), default_device()
 
 
 class Ahead(Generic[T]):

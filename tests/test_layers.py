@@ -38,6 +38,7 @@ LAYERS = [
     "loader.partition.partition_axis",
     "loader.partition.manager",
     "loader.partition",
+    "loader.leaf_placement",
     "loader.placement",
     "loader.sharder",
     "loader.prefetch",
