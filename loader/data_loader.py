@@ -194,17 +194,12 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             self.close()
             running = self.workers.stream(self.to_grain(), self._cursor.step)
         else:
-            placement = self._placement()
-            if (
-                isinstance(running, PlacedStream)
-                and running.placement is placement
-                and running.settings == thread_settings()
-            ):
+            if isinstance(running, PlacedStream) and running.settings == thread_settings():
                 return running
             self.close()
             self._agree()
             stream = self.workers.stream(self.to_grain(), self._cursor.step)
-            running = PlacedStream(stream, placement, self._work, self.prefetch)
+            running = PlacedStream(stream, self._placement(), self._work, self.prefetch)
         self._cursor.running = running
         return running
 

@@ -22,6 +22,7 @@ from loader.sources.source import first_rows, locate, read_rows, record_spec
 from loader.spec import (
     Spec,
     UnlikeError,
+    is_like,
     is_ragged,
     is_text,
     leaf_name,
@@ -38,8 +39,8 @@ from loader.stats import Recorder, traced
 from loader.transform import RowError, SpecUnknown, spec_after
 
 # Order is computed for so many positions at once and kept for the batches that follow.
-_ORDER_BLOCK = 131072
-_ORDER_BLOCKS_KEPT = 4
+_ORDER_BLOCK = 65536
+_ORDER_BLOCKS_KEPT = 3
 
 
 class HostWork:
@@ -67,7 +68,8 @@ class HostWork:
         self._records_of_block = functools.lru_cache(_ORDER_BLOCKS_KEPT)(self._compute_block)
         self._by_epoch = getattr(source, "by_epoch", False)
         self._all_rows = np.arange(plan.batch_size)
-        self._specs: dict[int, Any] = {}
+        self._specs: dict[int, Any] = {}  # by the number of rows
+        self._flat_specs: dict[int, tuple[list[Any], Any]] = {}
         # The batcher's most derived word counts: one that redefines process alone is given records.
         self._by_process = _depth(batcher, "process") < _depth(batcher, "collate")
 
@@ -111,19 +113,19 @@ class HostWork:
         began = time.perf_counter_ns()
         with traced("read"):
             read, indices = self._read(step, indices, valid)
-        began = self.recorder.add("read", began)
+        was_read = was_operated = time.perf_counter_ns()
         try:
             made = read
             if self.stages and read is not None:
                 with traced("operators"):
                     made = self._operated(read, start + wanted[valid], valid)
-                began = self.recorder.add("operators", began)
+                was_operated = time.perf_counter_ns()
             if made is None:
                 made = zero_rows(self.row_spec, 0)
             with traced("batch"):
                 batch = self._collate(made, valid)
-            refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
-            self.recorder.add("batch", began)
+            if not is_like(batch, *self._flat_spec(len(wanted))):
+                refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
         except RowError as error:
             record = locate(self.source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
@@ -134,6 +136,11 @@ class HostWork:
             if other is not None:  # an operator's own error is not replaced
                 error.add_note(f"({other})")
             raise
+        self.recorder.add(
+            ("read", was_read - began),
+            ("operators", was_operated - was_read),
+            ("batch", time.perf_counter_ns() - was_operated),
+        )
         return batch if self.microbatches is None else self._split(batch, len(wanted))
 
     def _read(self, step: int, indices: Int64s, valid: np.ndarray) -> tuple[Any, Int64s]:
@@ -301,6 +308,11 @@ class HostWork:
                 )
             self._specs[rows] = spec
         return self._specs[rows]
+
+    def _flat_spec(self, rows: int) -> tuple[list[Any], Any]:
+        if rows not in self._flat_specs:
+            self._flat_specs[rows] = jax.tree.flatten(self._spec(rows))
+        return self._flat_specs[rows]
 
     def _spec_by_collating(self, rows: Any) -> Any:
         return spec_of(self._collate(rows, np.ones(len(jax.tree.leaves(rows)[0]), bool)))

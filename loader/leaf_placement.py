@@ -9,7 +9,7 @@ That function is not part of JAX's public interface. Where it is missing, or a t
 does something else, JAX goes on placing every leaf.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,28 +31,20 @@ class LeafPlacement:
         self._shape = spec.shape
         self._sharding = spec.sharding
         self._part_of = part_of
-        self._parts: list[Any] = [...]
-        if self._sharding is not None:
-            held = self._sharding.addressable_devices_indices_map(spec.shape)
-            self._parts = [part_of(index) for index in held.values()]
         self._routes: dict[Any, _Route | None] = {}  # by the default device, where it goes there
 
-    def place(self, leaf: Any) -> jax.Array:
-        """The leaf as an array of the whole batch."""
+    def place(self, leaf: Any, device: Any) -> jax.Array:
+        """The leaf as an array of the whole batch. `device` is what `default_device()` gives."""
+        key = device if self._sharding is None else None
+        route = self._routes.get(key)
+        if route is not None and leaf.shape == route.leaf_shape:
+            return route.send(leaf)
         if not isinstance(leaf, np.ndarray):
             return self._place_keys(leaf)
-        device = default_device() if self._sharding is None else None
-        if device not in self._routes:
-            placed = self._place_by_jax(leaf)
-            self._routes[device] = _route_of(placed, leaf.shape, self._pieces(leaf))
-            return placed
-        route = self._routes[device]
-        if route is None or leaf.shape != route.leaf_shape:
-            return self._place_by_jax(leaf)
-        return route.send(self._pieces(leaf))
-
-    def _pieces(self, leaf: np.ndarray) -> list[np.ndarray]:
-        return [leaf[part] for part in self._parts]
+        placed = self._place_by_jax(leaf)
+        if key not in self._routes:
+            self._routes[key] = self._route(leaf, placed)
+        return placed
 
     def _place_by_jax(self, leaf: np.ndarray) -> jax.Array:
         if self._sharding is None:
@@ -69,36 +61,38 @@ class LeafPlacement:
             )
         return jax.device_put(leaf, self._sharding)
 
+    def _route(self, leaf: np.ndarray, placed: jax.Array) -> "_Route | None":
+        """The way this leaf went, if a trial of it ends in the same array."""
+        if _batched_device_put is None:
+            return None
+        try:
+            route = _Route(placed, leaf.shape, self._part_of)
+            return route if _same(route.send(leaf), placed) else None
+        except Exception:  # whatever another jaxlib makes of it
+            return None
+
 
 class _Route:
-    """The way that an array took, for the pieces of others like it."""
+    """The way that an array took, for others like it."""
 
-    def __init__(self, placed: jax.Array, leaf_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, placed: jax.Array, leaf_shape: tuple[int, ...], part_of: Callable[[Any], Any]
+    ) -> None:
         self.leaf_shape = leaf_shape
+        held = placed.sharding.addressable_devices_indices_map(placed.shape)
+        self._parts = [part_of(index) for index in held.values()]
+        self._devices = list(held)
         self._type = jax.typeof(placed)
         self._sharding = placed.sharding
-        self._devices = list(placed.sharding.addressable_devices_indices_map(placed.shape))
         self._committed = placed.committed
 
-    def send(self, pieces: Sequence[np.ndarray]) -> jax.Array:
-        """The pieces, one for each device here, as one array."""
-        assert _batched_device_put is not None
+    def send(self, leaf: np.ndarray) -> jax.Array:
+        """The leaf, in a piece for each device here, as one array."""
+        pieces = [leaf[part] for part in self._parts]
+        assert _batched_device_put is not None  # else there is no route
         return _batched_device_put(
             self._type, self._sharding, pieces, self._devices, self._committed
         )
-
-
-def _route_of(
-    placed: jax.Array, leaf_shape: tuple[int, ...], pieces: Sequence[np.ndarray]
-) -> _Route | None:
-    """The way these pieces went, if a trial of it ends in the same array."""
-    if _batched_device_put is None:
-        return None
-    try:
-        route = _Route(placed, leaf_shape)
-        return route if _same(route.send(pieces), placed) else None
-    except Exception:  # whatever another jaxlib makes of it
-        return None
 
 
 def _same(sent: jax.Array, placed: jax.Array) -> bool:

@@ -61,7 +61,7 @@ class Shuffle:
         if self.match_grain:
             return grain_shuffle(epochs, offsets, num_records, self.seed)
         keys = round_keys(self.seed, "shuffle", epochs)
-        return permute(offsets.astype(np.uint64), num_records, keys)
+        return permute(offsets, num_records, keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +109,11 @@ class BlockShuffle:
         within = offsets - start(slot)
         if not tail:
             keys = round_keys(self.seed, "blocks", epochs)
-            return permute(slot.astype(np.uint64), full, keys) * size + within
+            return permute(slot, full, keys) * size + within
         block = np.full_like(slot, full)
         whole = slot != short
         if whole.any():
-            index = (slot - (slot > short))[whole].astype(np.uint64)
+            index = (slot - (slot > short))[whole]
             own = epochs if epochs.size == 1 else epochs[whole]
             block[whole] = permute(index, full, round_keys(self.seed, "blocks", own))
         return block * size + within

@@ -215,7 +215,7 @@ def _shuffled(length: int, seed: int, purpose: str) -> Ints:
     out = np.empty(length, _dtype_for(length))
     keys = round_keys(seed, f"packing {purpose}", np.zeros(1, np.int64))
     for start in range(0, length, _PERMUTED_AT_ONCE):
-        index = np.arange(start, min(start + _PERMUTED_AT_ONCE, length), dtype=np.uint64)
+        index = np.arange(start, min(start + _PERMUTED_AT_ONCE, length), dtype=np.int64)
         out[start : start + index.size] = permute(index, length, keys)
     return out
 

@@ -6,6 +6,7 @@ Round keys are a hash of (seed, purpose, counter): neighbouring seeds share noth
 """
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,17 +63,27 @@ def epochs_and_offsets(positions: Int64s, num_records: int) -> tuple[Int64s, Int
     return np.divmod(positions, num_records)
 
 
-def permute(index: npt.NDArray[np.uint64], length: int, keys: Keys) -> Int64s:
+def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
     """Where each index of [0, length) goes under the permutation that its keys choose."""
     if length == 1:
         return np.zeros(index.size, np.int64)
     bits = max(2, (length - 1).bit_length())
-    out = _feistel(index, bits, keys)
-    outside = np.flatnonzero(out >= length)
+    word = np.uint32 if bits <= 32 else np.uint64  # half the memory, and most of the time
+    if keys.shape[1] == 1 and index.size >= length:  # all of them: those sent through again too
+        network = _feistel(np.arange(1 << bits, dtype=word), bits, keys)
+        out = network[index]
+    else:
+        network = None
+        out = _feistel(index.astype(word), bits, keys)
+    outside = np.flatnonzero(out >= word(length))
     while outside.size:  # more than half of the network's range lies inside, so few rounds
-        again = _feistel(out[outside], bits, keys if keys.shape[1] == 1 else keys[:, outside])
+        again = out[outside]
+        if network is not None:
+            again = network[again]
+        else:
+            again = _feistel(again, bits, keys if keys.shape[1] == 1 else keys[:, outside])
         out[outside] = again
-        outside = outside[again >= length]
+        outside = outside[again >= word(length)]
     return out.astype(np.int64)
 
 
@@ -90,15 +101,15 @@ def permute_by_length(index: Int64s, lengths: Int64s, keys: Keys) -> Int64s:
         own = keys if keys.shape[1] == 1 else keys[:, some]
         if index[some].size:
             length = int(lengths[some][0])
-            out[some] = permute(index[some].astype(np.uint64), length, own)
+            out[some] = permute(index[some], length, own)
     return out
 
 
-def _feistel(x: npt.NDArray[np.uint64], bits: int, keys: Keys) -> npt.NDArray[np.uint64]:
+def _feistel(x: npt.NDArray[Any], bits: int, keys: Keys) -> npt.NDArray[Any]:
     """A bijection on `bits` bits: two halves, each in turn mixed into the other."""
-    low_bits = bits // 2
-    high = (x >> np.uint64(low_bits)).astype(np.uint32)
-    low = (x & np.uint64((1 << low_bits) - 1)).astype(np.uint32)
+    word, low_bits = x.dtype.type, bits // 2
+    high = (x >> word(low_bits)).astype(np.uint32, copy=False)
+    low = (x & word((1 << low_bits) - 1)).astype(np.uint32, copy=False)
     mixed, shifted = np.empty_like(high), np.empty_like(high)
     for number, key in enumerate(keys):
         source, target, width = (
@@ -111,4 +122,6 @@ def _feistel(x: npt.NDArray[np.uint64], bits: int, keys: Keys) -> npt.NDArray[np
         np.multiply(mixed, _FACTORS[1], out=mixed)
         np.right_shift(mixed, np.uint32(32 - width), out=mixed)  # the best mixed bits, `width` wide
         np.bitwise_xor(target, mixed, out=target)
-    return (high.astype(np.uint64) << np.uint64(low_bits)) | low
+    whole = high.astype(word, copy=False)
+    np.left_shift(whole, word(low_bits), out=whole)
+    return np.bitwise_or(whole, low, out=whole)

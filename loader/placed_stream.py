@@ -78,7 +78,7 @@ def place_batch(
         if isinstance(placement, OperatedPlacement):
             host_batch = placement.with_draws(host_batch, start)
         placed = placement.place(host_batch, record_of)
-    work.recorder.add("place", began)
+    work.recorder.add(("place", time.perf_counter_ns() - began))
     return placed
 
 
@@ -89,7 +89,7 @@ def finish_batch(placed: Any, placement: Placement | OperatedPlacement, recorder
     began = time.perf_counter_ns()
     with traced("dispatch"):
         batch = placement.finish(placed)
-    recorder.add("dispatch", began)
+    recorder.add(("dispatch", time.perf_counter_ns() - began))
     return batch
 
 

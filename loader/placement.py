@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loader.leaf_placement import LeafPlacement
+from loader.leaf_placement import LeafPlacement, default_device
 from loader.permutation import Int64s
 from loader.spec import Spec, device_dtype, named_leaves, narrowed
 
@@ -47,10 +47,11 @@ class Placement:
                 shardings,
             )
         self._names = [name.removeprefix(prefix) for name, _ in named_leaves(self.spec)]
-        self._leaves, self._tree = jax.tree.flatten(self.spec)
-        self._unplaceable = {n for n, s in enumerate(self._leaves) if device_dtype(s.dtype) is None}
+        leaves, self._tree = jax.tree.flatten(self.spec)
+        # The dtypes of leaves that can be placed as they are; None where no device holds such.
+        self._as_they_are = [None if device_dtype(s.dtype) is None else s.dtype for s in leaves]
         self._columns = self._needed_columns()
-        self._places = [LeafPlacement(leaf, self._part_here) for leaf in self._leaves]
+        self._places = [LeafPlacement(leaf, self._part_here) for leaf in leaves]
 
     @property
     def rows(self) -> Int64s | None:
@@ -65,25 +66,25 @@ class Placement:
 
         `record_of` names the record of a row, for an error.
         """
-        leaves = self._narrowed(jax.tree.leaves(host_batch), record_of)
-        pairs = zip(self._places, leaves, strict=True)
-        placed = [place.place(leaf) for place, leaf in pairs]
+        device, placed = default_device(), []
+        for number, leaf in enumerate(jax.tree.leaves(host_batch)):
+            if type(leaf) is not np.ndarray or leaf.dtype != self._as_they_are[number]:
+                leaf = self._narrowed(number, leaf, record_of)
+            placed.append(self._places[number].place(leaf, device))
         return jax.tree.unflatten(self._tree, placed)
 
     def _narrowed(
-        self, leaves: list[Any], record_of: Callable[[int], str | None]
-    ) -> list[np.ndarray | jax.Array]:
-        """The leaves in the dtypes of the spec. `ValueError` for an integer that does not fit."""
-        narrow = []
-        for number, (leaf, spec) in enumerate(zip(leaves, self._leaves, strict=True)):
-            leaf = _on_host(leaf)
-            if number in self._unplaceable:
-                raise unplaceable(self._names[number], leaf.dtype)
-            small = leaf if leaf.dtype == spec.dtype else leaf.astype(spec.dtype)
-            if small is not leaf and not survives(leaf, small):
-                raise self._does_not_fit(self._names[number], leaf, small, record_of)
-            narrow.append(small)
-        return narrow
+        self, number: int, leaf: Any, record_of: Callable[[int], str | None]
+    ) -> np.ndarray | jax.Array:
+        """The leaf in the dtype of the spec. `ValueError` for an integer that does not fit."""
+        leaf = _on_host(leaf)
+        dtype = self._as_they_are[number]
+        if dtype is None:
+            raise unplaceable(self._names[number], leaf.dtype)
+        small = leaf if leaf.dtype == dtype else leaf.astype(dtype)
+        if small is not leaf and not survives(leaf, small):
+            raise self._does_not_fit(self._names[number], leaf, small, record_of)
+        return small
 
     def _does_not_fit(
         self, name: str, leaf: Any, small: Any, record_of: Callable[[int], str | None]

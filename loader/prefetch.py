@@ -67,7 +67,9 @@ class Ahead(Generic[T]):
         self, make: Callable[[], T], finish: Callable[[], Any], depth: int, name: str
     ) -> None:
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._slots = threading.Semaphore(depth)
+        self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()  # one entry for each free slot
+        for _ in range(depth):
+            self._slots.put(None)
         self._stop = threading.Event()
         self._taken = 0
         self._thread = threading.Thread(
@@ -105,7 +107,7 @@ class Ahead(Generic[T]):
             self._ready.put((number, _Failure(again)))
             raise item.error
         self._taken += 1
-        self._slots.release()
+        self._slots.put(None)
         return item
 
     @property
@@ -140,7 +142,7 @@ def _produce(
     make: Callable[[], Any],
     finish: Callable[[], Any],
     ready: "queue.SimpleQueue[Any]",
-    slots: threading.Semaphore,
+    slots: "queue.SimpleQueue[None]",
     stop: threading.Event,
     settings: tuple[bool, Any],
 ) -> None:
@@ -149,7 +151,7 @@ def _produce(
     try:
         with jax.enable_x64(x64), jax.default_device(device) if device else _NOTHING:
             while True:
-                slots.acquire()  # before anything is made: no more than `depth` are alive here
+                slots.get()  # before anything is made: no more than `depth` are alive here
                 if stop.is_set():
                     return
                 ready.put((number, make()))
@@ -166,13 +168,13 @@ def _produce(
 _NOTHING = contextlib.nullcontext()
 
 
-def _tell_to_stop(stop: threading.Event, slots: threading.Semaphore) -> None:
+def _tell_to_stop(stop: threading.Event, slots: "queue.SimpleQueue[None]") -> None:
     stop.set()
-    slots.release()
+    slots.put(None)
 
 
 # Threads that have not ended, also of prefetchers that are gone: at exit they must be waited for.
-_alive: dict[threading.Thread, tuple[threading.Event, threading.Semaphore]] = {}
+_alive: dict[threading.Thread, tuple[threading.Event, "queue.SimpleQueue[None]"]] = {}
 
 
 def _end_all() -> None:

@@ -111,7 +111,7 @@ def device_dtype(dtype: Any) -> Any:
 
 def x64_enabled() -> bool:
     """Whether JAX keeps 64-bit values in this thread."""
-    return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+    return getattr(jax.config, "jax_enable_x64")  # noqa: B009  # not in its type
 
 
 def is_text(dtype: Any) -> bool:
@@ -163,17 +163,23 @@ class UnlikeError(ValueError):
     """A batch is not what its spec says."""
 
 
+def is_like(batch: Any, spec_leaves: list[Any], spec_tree: Any) -> bool:
+    """Whether the batch is what a spec says, which comes flat: it is asked for every batch."""
+    leaves, tree = jax.tree.flatten(batch)
+    if tree != spec_tree:
+        return False
+    for leaf, s in zip(leaves, spec_leaves, strict=True):
+        like = leaf if hasattr(leaf, "dtype") else spec_of(leaf)
+        if like.shape != s.shape or like.dtype != s.dtype:
+            return False
+    return True
+
+
 def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
     """Raise `UnlikeError`, naming the leaf, if the batch is not what the spec says."""
-    leaves, tree = jax.tree.flatten(batch)
-    expected, expected_tree = jax.tree.flatten(spec)
-    if tree == expected_tree:
-        for leaf, s in zip(leaves, expected, strict=True):
-            like = leaf if hasattr(leaf, "dtype") else spec_of(leaf)
-            if like.shape != s.shape or like.dtype != s.dtype:
-                break
-        else:
-            return
+    leaves, tree = jax.tree.flatten(spec)
+    if is_like(batch, leaves, tree):
+        return
     got = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec_of(batch))}
     want = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec)}
     for name in [*want, *got]:
@@ -184,4 +190,4 @@ def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
                 "dtypes, also the last: a collate fills up to len(valid) rows, as PadBatcher's "
                 "does, and a batcher of another layout overrides batch_spec"
             )
-    raise UnlikeError(f"{what}: the tree is {tree} where the spec says {expected_tree}")
+    raise UnlikeError(f"{what}: the tree is {jax.tree.structure(batch)} where the spec says {tree}")

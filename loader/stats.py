@@ -112,12 +112,11 @@ class Recorder:
         self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
         self._last_ns: int | None = None  # when the last batch of this iteration was delivered
 
-    def add(self, stage: str, since_ns: int) -> int:
-        """Note the time of a stage that began then; gives the time now."""
-        now = time.perf_counter_ns()
+    def add(self, *stages_ns: tuple[str, int]) -> None:
+        """Note the times of some stages."""
         with self._lock:
-            self._stages_ns[stage] += now - since_ns
-        return now
+            for stage, ns in stages_ns:
+                self._stages_ns[stage] += ns
 
     def delivered(self, asked_ns: int, rows: int, masked: int, size: int, ready: int) -> None:
         """Note a batch that was asked for then and is delivered now."""

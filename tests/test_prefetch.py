@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -385,10 +386,10 @@ def test_an_interrupt_in_a_prefetcher_costs_nothing_or_is_said(
         next(prefetcher)
         with monkeypatch.context() as patch:
 
-            def interrupted() -> None:
+            def interrupted(*args: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr(prefetcher._ahead._slots, "release", interrupted)
+            patch.setattr(prefetcher._ahead, "_slots", types.SimpleNamespace(put=interrupted))
             with pytest.raises(KeyboardInterrupt):
                 prefetcher._ahead.take()
         with monkeypatch.context() as patch:

@@ -106,7 +106,7 @@ class Mixture:
                 continue
             epochs, offsets = epochs_and_offsets(own[places], len(source))
             keys = round_keys(self._seed, f"mixture {name}", epochs)
-            records = permute(offsets.astype(np.uint64), len(source), keys)
+            records = permute(offsets, len(source), keys)
             by_epoch = getattr(source, "by_epoch", False)
             yield name, places, records + epochs * len(source) if by_epoch else records
 
