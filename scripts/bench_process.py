@@ -158,32 +158,41 @@ def _end_now() -> NoReturn:
 
 
 def _check(batches: Batches, promise: Promise, devices: int) -> None:
-    promise.check(_arrived(batch, devices) for batch in batches)
+    promise.check(_on_devices(batches) if devices else batches)
 
 
 def _take_turn(batches: Batches, devices: int, settle: int, count: int) -> Turn:
     batch: Any = None
+    arrived = _when_arrived(devices)
     for _ in range(settle):
-        batch = _arrived(next(batches), devices)
+        batch = arrived(next(batches))
     rows, cpu_s, start = 0, cpu_seconds(), time.perf_counter()
     for _ in range(count):
         # The old batch is held until the new one is there, as a training loop does.
-        batch = _arrived(next(batches), devices)
-        rows += batch["label"].shape[0]
+        batch = arrived(next(batches))
+        rows += len(batch["label"])
     return Turn(count, rows, time.perf_counter() - start, cpu_seconds() - cpu_s)
 
 
-def _arrived(batch: dict[str, Any], devices: int) -> dict[str, Any]:
-    """The batch, once it is where it was to be delivered."""
-    if devices:
-        import jax
+def _when_arrived(devices: int) -> Callable[[Any], Any]:
+    """Gives a batch back once it is where it was to be delivered."""
+    if not devices:
+        return lambda batch: batch
+    import jax
 
-        jax.block_until_ready(batch)
+    return jax.block_until_ready
+
+
+def _on_devices(batches: Batches) -> Batches:
+    """The batches, all of whose leaves must be on devices."""
+    import jax
+
+    for batch in batches:
         for name in ("label", "image"):
             leaf = batch.get(name, batch["label"])
             if not isinstance(leaf, jax.Array):
                 raise Refused(f"leaf {name!r} is not on a device: {type(leaf).__name__}")
-    return batch
+        yield jax.block_until_ready(batch)
 
 
 def cpu_seconds() -> float:
