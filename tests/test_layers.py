@@ -13,6 +13,7 @@ LAYERS = [
     "loader.structural",
     "loader.spec",
     "loader.permutation",
+    "loader.rows",
     "loader.grain_shuffle",
     "loader.packing",
     "loader.packed_rows",

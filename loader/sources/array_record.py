@@ -1,12 +1,10 @@
-"""Records in ArrayRecord files, read by Grain, and the parsers that make arrays of their bytes."""
+"""Records in ArrayRecord files, and the parsers that make arrays of their bytes."""
 
-import bisect
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grain
 import jax
 import numpy as np
 from etils import epath
@@ -14,7 +12,9 @@ from flax import serialization
 
 from loader.digest import describe
 from loader.permutation import Int64s
+from loader.rows import empty_rows
 from loader.sources.paths import Paths, expand
+from loader.sources.record_files import RecordFiles
 from loader.sources.source import Located, sampled_fingerprint, stack
 from loader.spec import Spec, named_leaves
 
@@ -45,14 +45,16 @@ class RawArrays:
     def many(self, blobs: Sequence[bytes]) -> Any:
         """All records at once, stacked."""
         dtype = self._row_dtype
-        for number, blob in enumerate(blobs):
-            if len(blob) != dtype.itemsize:
-                raise ValueError(
-                    f"blob {number} has {len(blob)} bytes where the spec asks for {dtype.itemsize}"
-                )
-        buffer = bytearray().join(blobs)  # writable, so that operators may work in place
-        rows = np.frombuffer(buffer, dtype) if dtype.itemsize else np.empty(len(blobs), dtype)
-        leaves = [np.ascontiguousarray(rows[name]) for name in dtype.names or ()]
+        if not set(map(len, blobs)) <= {dtype.itemsize}:
+            number = next(n for n, blob in enumerate(blobs) if len(blob) != dtype.itemsize)
+            raise ValueError(
+                f"blob {number} has {len(blobs[number])} bytes where the spec asks for "
+                f"{dtype.itemsize}"
+            )
+        rows = (
+            np.frombuffer(b"".join(blobs), dtype) if dtype.itemsize else np.empty(len(blobs), dtype)
+        )
+        leaves = [_copied(rows[name]) for name in dtype.names or ()]
         return jax.tree.unflatten(jax.tree.structure(self.spec), leaves)
 
     def encode(self, record: Any) -> bytes:
@@ -83,6 +85,13 @@ class RawArrays:
         return np.dtype(
             [(f"f{i}", s.dtype, s.shape) for i, s in enumerate(jax.tree.leaves(self.spec))]
         )
+
+
+def _copied(column: np.ndarray) -> np.ndarray:
+    """In memory of its own, so that operators may work in place."""
+    copy = empty_rows(column.shape, column.dtype)
+    copy[...] = column
+    return copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,26 +126,27 @@ class ArrayRecordSource:
         self._parse = parse
         if isinstance(parse, RawArrays):  # only then is it known without reading
             self.record_spec = parse.record_spec
-        self._reader = _open(self.paths)
-        # Kept, because files may become unreadable later and errors must still name the right one.
-        self._ends: list[int] = list(self._reader._prefix_sums)
-        if len(self._reader) == 0:
+        self._files = RecordFiles(self.paths)
+        if len(self._files) == 0:
             raise ValueError(f"the source is empty: no record in {', '.join(self.paths)}")
 
     def __len__(self) -> int:
-        return len(self._reader)
+        return len(self._files)
 
     def __getitem__(self, index: int) -> Any:
         return jax.tree.map(lambda rows: rows[0], self.gather(np.array([index])))
 
     def gather(self, indices: Int64s) -> Any:
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(
+                f"records {indices.min()} to {indices.max()} of a source of {len(self)}"
+            )
         numbers = indices.tolist()
-        if numbers and not (min(numbers) >= 0 and max(numbers) < len(self)):
-            raise IndexError(f"records {min(numbers)} to {max(numbers)} of a source of {len(self)}")
         try:
-            blobs = self._reader.__getitems__(numbers)
+            blobs = self._files.read(indices)
         except (RuntimeError, ValueError) as error:
-            raise self._located(numbers, self._reader.__getitem__, "read", error) from error
+            read_one = lambda number: self._files.read(np.array([number]))  # noqa: E731
+            raise self._located(numbers, read_one, "read", error) from error
         parse = self._parse
         if parse is None:
             return stack(blobs)
@@ -150,7 +160,7 @@ class ArrayRecordSource:
         return stack(records, Located(self, numbers), ragged=True)
 
     def fingerprint(self) -> dict[str, Any]:
-        firsts = [start for start in [0, *self._ends[: _SAMPLED_FILES - 1]] if start < len(self)]
+        firsts = [n for n in self._files.firsts[:_SAMPLED_FILES].tolist() if n < len(self)]
         return {
             "files": [[os.path.basename(p), epath.Path(p).stat().length] for p in self.paths],
             "parse": describe(self._parse),
@@ -158,9 +168,7 @@ class ArrayRecordSource:
         }
 
     def locate(self, record: int) -> str:
-        file = bisect.bisect_right(self._ends, record)
-        first = self._ends[file - 1] if file else 0
-        return f"record {record - first} of {self.paths[file]}"
+        return self._files.locate(record)
 
     def _located(
         self, numbers: list[int], attempt: Callable[[int], Any], verb: str, error: Exception
@@ -178,18 +186,3 @@ class ArrayRecordSource:
 
     def __repr__(self) -> str:
         return f"ArrayRecordSource({len(self.paths)} files, {len(self)} records)"
-
-
-def _open(paths: list[str]) -> Any:
-    try:
-        return grain.sources.ArrayRecordDataSource(paths)
-    except RuntimeError as error:
-        for path in paths:  # the reader's message does not always say which file
-            try:
-                grain.sources.ArrayRecordDataSource([path])
-            except RuntimeError as single:
-                raise ValueError(
-                    f"{path} is not a whole ArrayRecord file (cut off while it was written or "
-                    f"copied?): {str(single) or 'unreadable'}"
-                ) from error
-        raise

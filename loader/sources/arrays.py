@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.permutation import Int64s
+from loader.rows import take_rows
 from loader.sources.source import sampled_fingerprint
 from loader.spec import Spec, named_leaves, spec_of, without_rows
 
@@ -50,9 +51,7 @@ class ArraySource:
         return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
 
     def gather(self, indices: Int64s) -> Any:
-        # mode="clip" skips numpy's slow bounds check: indices are trusted to lie in the source.
-        rows = [leaf.take(indices, axis=0, mode="clip") for leaf in self._leaves]
-        return jax.tree.unflatten(self._tree, rows)
+        return jax.tree.unflatten(self._tree, [take_rows(leaf, indices) for leaf in self._leaves])
 
     def record_spec(self) -> Spec:
         return without_rows(spec_of(jax.tree.unflatten(self._tree, self._leaves)))

@@ -23,6 +23,7 @@ import numpy as np
 
 from loader.digest import content_key, qualified_name
 from loader.permutation import Int64s
+from loader.rows import empty_rows
 from loader.spec import Spec, is_ragged, leaf_name, ragged_leaf, spec_of, without_rows
 
 _SAMPLED_RECORDS = 16
@@ -183,7 +184,9 @@ def _stack_leaf(leaf: str, values: list[Any], names: Sequence[Any], ragged: bool
         return ragged_leaf([array.copy() for array in arrays])  # stacking copies too
     if isinstance(like, jax.Array) and jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jnp.stack(arrays)
-    return np.stack(arrays) if like.ndim else np.array(arrays)
+    if not like.ndim:
+        return np.array(arrays)
+    return np.stack(arrays, out=empty_rows((len(arrays), *like.shape), like.dtype))
 
 
 def _as_array(value: Any) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorstore as ts
 
 from loader.permutation import Int64s
+from loader.rows import take_rows
 from loader.sources.open_store import absolute, is_spec, open_store, reason
 from loader.sources.slabs import Slab, SlabError, Slabs
 from loader.sources.source import sampled_fingerprint
@@ -151,7 +152,7 @@ class TensorStoreSource:
                     places = own * deep + indices % deep
                     buffer = self._buffers[leaf]
                     flat = buffer.reshape(-1, *buffer.shape[2:])
-                    rows[leaf] = flat.take(places, axis=0, mode="clip")
+                    rows[leaf] = take_rows(flat, places)
         except SlabError as error:
             leaf, number = error.slab
             first = number * self._slab_rows[leaf]
@@ -173,10 +174,7 @@ class TensorStoreSource:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         halves = [self._rows(indices[half]) for half in np.array_split(order, 2)]
-        return [
-            np.concatenate(leaf).take(back, axis=0, mode="clip")
-            for leaf in zip(*halves, strict=True)
-        ]
+        return [take_rows(np.concatenate(leaf), back) for leaf in zip(*halves, strict=True)]
 
     def _read_rows(self, leaf: int, indices: Int64s) -> np.ndarray:
         """Just these rows, past the slabs."""
