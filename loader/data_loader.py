@@ -53,6 +53,7 @@ class _Cursor:
     step: int = 0
     ended: bool = False  # StopIteration was delivered: the next iter() starts again
     running: HostStream | PlacedStream | None = None  # batches under way, on the host or on devices
+    stages: list[LoaderModule] | None = None  # those that count its batches; None before the first
 
 
 class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=False):
@@ -236,19 +237,19 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
 
     def _delivered(self, step: int, applied: int, masked: int) -> None:
         """Note that the batch of this step is now the consumer's."""
-        start, stop = self.plan.span(step)
-        self.epoch.set_value(start // self.plan.num_records)
+        plan, cursor = self.plan, self._cursor
+        start, stop = plan.span(step)
+        self.epoch.set_value(start // plan.num_records)
         self.position.set_value(stop)
         self.idx.set_value(step)
         self.current.set_value((start, stop - 1))
         self.count(applied, masked)
-        for stage in self._stages():
+        if cursor.stages is None:
+            others = [] if self.sharder is None else [self.sharder]
+            cursor.stages = [*self.operators, self.batcher, *others]
+        for stage in cursor.stages:
             stage.count(applied, masked)
-        self._cursor.step = step + 1
-
-    def _stages(self) -> list[LoaderModule]:
-        stages = [*self.operators, self.batcher]
-        return stages if self.sharder is None else [*stages, self.sharder]
+        cursor.step = step + 1
 
     def _at_end(self) -> bool:
         end = self.plan.end

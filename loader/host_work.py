@@ -66,6 +66,7 @@ class HostWork:
         # A block is a part of an epoch or, of short ones, as many as a batch may reach into.
         self._epochs_in_block = -(-plan.batch_size // plan.num_records)
         self._records_of_block = functools.lru_cache(_ORDER_BLOCKS_KEPT)(self._compute_block)
+        self._latest_block: tuple[int, Int64s] = (0, np.zeros(0, np.int64))
         self._by_epoch = getattr(source, "by_epoch", False)
         self._all_rows = np.arange(plan.batch_size)
         self._specs: dict[int, Any] = {}  # by the number of rows
@@ -201,7 +202,9 @@ class HostWork:
 
     def records(self, start: int, stop: int) -> Int64s:
         """The records at positions [start, stop)."""
-        first, block = self._block_at(start)
+        first, block = self._latest_block
+        if not first <= start < first + block.size:
+            first, block = self._latest_block = self._block_at(start)
         part = block[start - first : stop - first]
         if stop - start == part.size:
             return part

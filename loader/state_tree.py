@@ -24,7 +24,7 @@ class IterationCount(nnx.Variable[Any]):
         A counter that passes through jit comes out as wide as JAX's integers are.
         """
         # Past `set_value`, whose tree copies and trace check cost ten times the counting.
-        total = np.asarray(int(self._raw_value) + amount, np.int64)
+        total = np.array(self._raw_value.item() + amount, np.int64)
         object.__setattr__(self, "_raw_value", total)
 
 

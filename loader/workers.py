@@ -31,7 +31,10 @@ class HostBatches(grain.MapDataset[Any]):
         count = len(self)
         if not count:
             raise IndexError("a run of no steps has no batches")
-        step = index % count
+        return self.make(index % count)
+
+    def make(self, step: int) -> Any:
+        """The batch of a step of the run."""
         try:
             return self._work.batch_rows(step, self._rows)
         except StopIteration as error:  # which would look like the end of the run
@@ -77,7 +80,7 @@ class _InThisThread:
     def __next__(self) -> Any:
         if self._step >= self._end:
             raise StopIteration
-        batch = self._batches[self._step]
+        batch = self._batches.make(self._step)
         self._step += 1
         return batch
 
