@@ -75,7 +75,8 @@ def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
     else:
         network = None
         out = _feistel(index.astype(word), bits, keys)
-    outside = np.flatnonzero(out >= word(length))
+    last = word(length - 1)
+    outside = np.flatnonzero(out > last)
     while outside.size:  # more than half of the network's range lies inside, so few rounds
         again = out[outside]
         if network is not None:
@@ -83,7 +84,7 @@ def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
         else:
             again = _feistel(again, bits, keys if keys.shape[1] == 1 else keys[:, outside])
         out[outside] = again
-        outside = outside[again >= word(length)]
+        outside = outside[again > last]
     return out.astype(np.int64)
 
 

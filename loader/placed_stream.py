@@ -68,15 +68,15 @@ def place_batch(
     host_batch: Any, step: int, placement: Placement | OperatedPlacement, work: HostWork
 ) -> Any:
     """What of this batch goes onto the devices, there."""
-    start, stop = work.plan.span(step)
 
     def record_of(row: int) -> str | None:
+        start, stop = work.plan.span(step)
         return work.record_at(start + row) if row < stop - start else None
 
     began = time.perf_counter_ns()
     with traced("place"):
         if isinstance(placement, OperatedPlacement):
-            host_batch = placement.with_draws(host_batch, start)
+            host_batch = placement.with_draws(host_batch, work.plan.span(step)[0])
         placed = placement.place(host_batch, record_of)
     work.recorder.add(("place", time.perf_counter_ns() - began))
     return placed

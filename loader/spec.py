@@ -166,13 +166,12 @@ class UnlikeError(ValueError):
 def is_like(batch: Any, spec_leaves: list[Any], spec_tree: Any) -> bool:
     """Whether the batch is what a spec says, which comes flat: it is asked for every batch."""
     leaves, tree = jax.tree.flatten(batch)
-    if tree != spec_tree:
-        return False
-    for leaf, s in zip(leaves, spec_leaves, strict=True):
-        like = leaf if hasattr(leaf, "dtype") else spec_of(leaf)
-        if like.shape != s.shape or like.dtype != s.dtype:
-            return False
-    return True
+    return tree == spec_tree and all(map(_is_like_leaf, leaves, spec_leaves))
+
+
+def _is_like_leaf(leaf: Any, s: jax.ShapeDtypeStruct) -> bool:
+    like = leaf if hasattr(leaf, "dtype") else spec_of(leaf)
+    return like.shape == s.shape and like.dtype == s.dtype
 
 
 def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:

@@ -56,18 +56,19 @@ class Threads:
 
     def stream(self, batches: HostBatches, step: int) -> "HostStream":
         """The batches from this step on."""
-        if self.count == 0:
-            return HostStream(_InThisThread(batches, step), step)
-        # A batch in the making per thread, and one more each: Grain's default would hold 500.
-        options = grain.ReadOptions(num_threads=self.count, prefetch_buffer_size=2 * self.count)
-        iterator = iter(batches.to_iter_dataset(options))
-        iterator.set_state({"next_index": step})
-        return HostStream(iterator, step)
+        return (
+            _ThreadedStream(batches, step, self.count) if self.count else HostStream(batches, step)
+        )
 
 
-class _InThisThread:
-    """One batch after the other, made when it is asked for: what Grain's iterator without threads
-    does, without what that costs (some 10 µs a batch for its own statistics)."""
+class HostStream:
+    """Host batches one after the other, each with its step, made when they are asked for.
+
+    Grain's iterator without threads does the same, and some 10 µs of statistics a batch. A stream
+    that has failed is of no use.
+    """
+
+    ready = 0  # Grain does not say how many it has made ahead
 
     def __init__(self, batches: HostBatches, step: int) -> None:
         self._batches = batches
@@ -77,30 +78,29 @@ class _InThisThread:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
-        if self._step >= self._end:
+    def __next__(self) -> tuple[int, Any]:
+        step = self._step
+        if step >= self._end:
             raise StopIteration
-        batch = self._batches.make(self._step)
-        self._step += 1
-        return batch
+        batch = self._batches.make(step)
+        self._step = step + 1
+        return step, batch
 
-    def close(self) -> None:
-        """There is nothing to end."""
+    def close(self) -> str | None:
+        """End what was started. Says what still runs, if anything."""
 
 
-class HostStream:
-    """Host batches one after the other, each with its step. Once it has failed, it is of no use."""
+class _ThreadedStream(HostStream):
+    """Host batches made ahead by threads of Grain's."""
 
-    ready = 0  # Grain does not say how many it has made ahead
-
-    def __init__(self, iterator: grain.DatasetIterator[Any] | _InThisThread, step: int) -> None:
-        self._iterator = iterator
-        self._step = step
+    def __init__(self, batches: HostBatches, step: int, threads: int) -> None:
+        super().__init__(batches, step)
+        # A batch in the making per thread, and one more each: Grain's default would hold 500.
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+        self._iterator = iter(batches.to_iter_dataset(options))
+        self._iterator.set_state({"next_index": step})
         # Grain's threads must not outlive this, nor be alive when the interpreter exits.
-        self._finalizer = weakref.finalize(self, iterator.close)
-
-    def __iter__(self) -> Self:
-        return self
+        self._finalizer = weakref.finalize(self, self._iterator.close)
 
     def __next__(self) -> tuple[int, Any]:
         batch = next(self._iterator)

@@ -51,6 +51,25 @@ def test_a_position_has_its_record_whoever_asks(order: Order, length: int):
     assert order.records(np.array([], np.int64), length).shape == (0,)
 
 
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("length", [2, 7, 97, 1000, 65_536, 65_537])
+def test_an_epoch_is_the_same_at_once_and_in_parts(order: Order, length: int):
+    positions = np.arange(length) + 5 * length
+    parts = [order.records(part, length) for part in np.array_split(positions, 3)]
+    np.testing.assert_array_equal(order.records(positions, length), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("length", [2**31, 2**32 - 1, 2**32, 2**32 + 1, 10**12, 2**60])
+def test_sources_of_billions_are_shuffled_one_to_one(length: int):
+    ends = [np.arange(3000), length // 2 + np.arange(3000), np.arange(length - 3000, length)]
+    for order in (Shuffle(7), BlockShuffle(7, block_size=64, window=16)):
+        records = order.records(np.concatenate(ends), length)
+        assert np.unique(records).size == 9000
+        assert records.min() >= 0
+        assert records.max() < length
+        assert np.ptp(records) > 0.9 * length
+
+
 @pytest.mark.parametrize("order", [Shuffle(7), BlockShuffle(7, 16, 4)], ids=str)
 @pytest.mark.parametrize("length", [7, 97, 1000, 65_537])
 def test_epochs_differ(order: Order, length: int):

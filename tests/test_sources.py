@@ -1,4 +1,7 @@
+import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from loader import (
     ArrayRecordSource,
@@ -425,3 +429,69 @@ def test_views_of_a_sources_memory_are_copied():
         first = step % 6 * 4
         expected = unlike_records(COUNT)["x"][first : first + 4] * 2
         np.testing.assert_array_equal(batch["x"][batch["valid_mask"]], expected)
+
+
+# Records of several files
+
+
+def test_records_of_many_files_come_in_the_order_asked_for(tmp_path: Path):
+    counts = [3, 1, 7, 2, *([1] * 30), 5]  # more files than are read at once
+    source = ArrayRecordSource(write_raw_records(tmp_path, counts), RawArrays(RECORD_SPEC))
+    expected = unlike_records(sum(counts))
+    for seed in range(20):
+        indices = np.random.default_rng(seed).integers(0, sum(counts), 1 + 4 * seed)
+        rows = source.gather(indices)
+        for key, leaf in expected.items():
+            np.testing.assert_array_equal(rows[key], leaf[indices])
+    again = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(again.gather(np.array([40, 0, 11]))["id"], [40, 0, 11])
+
+
+def test_a_file_without_records_is_passed_over(tmp_path: Path):
+    source = ArrayRecordSource(write_raw_records(tmp_path, [0, 3, 0, 2, 0]), RawArrays(RECORD_SPEC))
+    assert len(source) == 5
+    assert source.gather(np.array([4, 2, 3, 0]))["id"].tolist() == [4, 2, 3, 0]
+    assert "record 0 of" in source.locate(3)
+    assert "part-3" in source.locate(3)
+    DataLoader(source, batch_size=2).get_state()
+
+
+def test_a_file_that_becomes_unreadable_is_named_with_its_record(tmp_path: Path):
+    paths = write_raw_records(tmp_path, [3, 4, 2])
+    source = ArrayRecordSource(paths, RawArrays(RECORD_SPEC))
+    Path(paths[1]).write_bytes(b"\0" * Path(paths[1]).stat().st_size)
+    with pytest.raises(ValueError, match=r"read record 4 \(record 1 of .*part-1"):
+        source.gather(np.array([8, 4, 0]))
+    assert source.gather(np.array([8, 0]))["id"].tolist() == [8, 0]
+
+
+def test_records_that_are_stored_in_groups_are_read_and_warned_of(tmp_path: Path):
+    path = str(tmp_path / "grouped.array_record")
+    writer = ArrayRecordWriter(path, "group_size:4")
+    for number in range(10):
+        writer.write(b"record %d" % number)
+    writer.close()
+    source = ArrayRecordSource(path)
+    with pytest.warns(UserWarning, match=r"grouped.*group_size:4.*write it with group_size:1"):
+        assert source.gather(np.array([7, 2])).tolist() == [b"record 7", b"record 2"]
+
+
+AFTER_A_FORK = """
+import os, sys
+import numpy as np
+from loader import ArrayRecordSource
+source = ArrayRecordSource(sys.argv[1:])
+before = source.gather(np.arange(6)).tolist()
+child = os.fork()
+if child == 0:
+    os._exit(source.gather(np.arange(6)).tolist() != before)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_reads_too(tmp_path: Path):
+    paths = write_raw_records(tmp_path, [2, 2, 2])
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_A_FORK, *paths], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "0", done.stderr

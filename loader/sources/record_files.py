@@ -102,7 +102,7 @@ def _count(path: str) -> int:
 
 def _open(path: str) -> Any:
     reader = _reader_of(path)
-    group = re.search(r"group_size:(\d+)", reader.writer_options_string())
+    group = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
     if group is not None and group[1] != "1":
         warnings.warn(
             f"{path} was written with group_size:{group[1]}, so {group[1]} records are decoded for "
