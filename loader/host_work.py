@@ -22,7 +22,6 @@ from loader.sources.source import first_rows, locate, read_rows, record_spec
 from loader.spec import (
     Spec,
     UnlikeError,
-    is_like,
     is_ragged,
     is_text,
     leaf_name,
@@ -70,7 +69,6 @@ class HostWork:
         self._by_epoch = getattr(source, "by_epoch", False)
         self._all_rows = np.arange(plan.batch_size)
         self._specs: dict[int, Any] = {}  # by the number of rows
-        self._flat_specs: dict[int, tuple[list[Any], Any]] = {}
         # The batcher's most derived word counts: one that redefines process alone is given records.
         self._by_process = _depth(batcher, "process") < _depth(batcher, "collate")
 
@@ -125,8 +123,7 @@ class HostWork:
                 made = zero_rows(self.row_spec, 0)
             with traced("batch"):
                 batch = self._collate(made, valid)
-            if not is_like(batch, *self._flat_spec(len(wanted))):
-                refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
+            refuse_unlike(batch, self._spec(len(wanted)), f"batch {step}")
         except RowError as error:
             record = locate(self.source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
@@ -311,11 +308,6 @@ class HostWork:
                 )
             self._specs[rows] = spec
         return self._specs[rows]
-
-    def _flat_spec(self, rows: int) -> tuple[list[Any], Any]:
-        if rows not in self._flat_specs:
-            self._flat_specs[rows] = jax.tree.flatten(self._spec(rows))
-        return self._flat_specs[rows]
 
     def _spec_by_collating(self, rows: Any) -> Any:
         return spec_of(self._collate(rows, np.ones(len(jax.tree.leaves(rows)[0]), bool)))

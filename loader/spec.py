@@ -163,21 +163,27 @@ class UnlikeError(ValueError):
     """A batch is not what its spec says."""
 
 
-def is_like(batch: Any, spec_leaves: list[Any], spec_tree: Any) -> bool:
-    """Whether the batch is what a spec says, which comes flat: it is asked for every batch."""
-    leaves, tree = jax.tree.flatten(batch)
-    return tree == spec_tree and all(map(_is_like_leaf, leaves, spec_leaves))
-
-
-def _is_like_leaf(leaf: Any, s: jax.ShapeDtypeStruct) -> bool:
-    like = leaf if hasattr(leaf, "dtype") else spec_of(leaf)
-    return like.shape == s.shape and like.dtype == s.dtype
+def is_like(batch: Any, spec: Spec) -> bool:
+    """Whether the batch is what the spec says."""
+    if type(batch) is type(spec) is dict and batch.keys() == spec.keys():
+        for key, leaf in batch.items():  # most are dicts of arrays: this is asked for every batch
+            s = spec[key]
+            if type(leaf) is not np.ndarray or type(s) is not jax.ShapeDtypeStruct:
+                break
+            if leaf.shape != s.shape or leaf.dtype != s.dtype:
+                return False
+        else:
+            return True
+    if jax.tree.structure(batch) != jax.tree.structure(spec):
+        return False
+    like = spec_of(batch)
+    pairs = zip(jax.tree.leaves(like), jax.tree.leaves(spec), strict=True)
+    return all(got.shape == s.shape and got.dtype == s.dtype for got, s in pairs)
 
 
 def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
     """Raise `UnlikeError`, naming the leaf, if the batch is not what the spec says."""
-    leaves, tree = jax.tree.flatten(spec)
-    if is_like(batch, leaves, tree):
+    if is_like(batch, spec):
         return
     got = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec_of(batch))}
     want = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec)}
@@ -189,4 +195,7 @@ def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
                 "dtypes, also the last: a collate fills up to len(valid) rows, as PadBatcher's "
                 "does, and a batcher of another layout overrides batch_spec"
             )
-    raise UnlikeError(f"{what}: the tree is {jax.tree.structure(batch)} where the spec says {tree}")
+    raise UnlikeError(
+        f"{what}: the tree is {jax.tree.structure(batch)} where the spec says "
+        f"{jax.tree.structure(spec)}"
+    )
