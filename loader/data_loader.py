@@ -193,13 +193,14 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             if isinstance(running, HostStream):
                 return running
             self.close()
-            running = self.workers.stream(self.to_grain(), self._cursor.step)
+            running = self.workers.stream(self._host_batches(), self._cursor.step)
         else:
             if isinstance(running, PlacedStream) and running.settings == thread_settings():
                 return running
             self.close()
             self._agree()
-            stream = self.workers.stream(self.to_grain(), self._cursor.step)
+            batches = self._host_batches(aligned=jax.default_backend() == "cpu")
+            stream = self.workers.stream(batches, self._cursor.step)
             running = PlacedStream(stream, self._placement(), self._work, self.prefetch)
         self._cursor.running = running
         return running
@@ -324,7 +325,11 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
-        return HostBatches(self._work, None if self.sharder is None else self._placement().rows)
+        return self._host_batches()
+
+    def _host_batches(self, *, aligned: bool = False) -> HostBatches:
+        rows = None if self.sharder is None else self._placement().rows
+        return HostBatches(self._work, rows, aligned)
 
     def explain(self) -> str:
         """Print, and return, a table of where each leaf goes and what of it is read here."""

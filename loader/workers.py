@@ -11,15 +11,20 @@ import grain
 from loader.host_work import HostWork
 from loader.permutation import Int64s
 from loader.prefetch import CLOSE_TIMEOUT_S, still_running
+from loader.rows import align_rows
 
 
 class HostBatches(grain.MapDataset[Any]):
-    """Host work as a Grain dataset: element k is the batch of step k, of the rows asked for."""
+    """Host work as a Grain dataset: element k is the batch of step k, of the rows asked for.
 
-    def __init__(self, work: HostWork, rows: Int64s | None = None) -> None:
+    `aligned` says that they are for CPU devices.
+    """
+
+    def __init__(self, work: HostWork, rows: Int64s | None = None, aligned: bool = False) -> None:
         super().__init__()
         self._work = work
         self._rows = rows
+        self._aligned = aligned
 
     def __len__(self) -> int:
         end = self._work.plan.end
@@ -35,6 +40,7 @@ class HostBatches(grain.MapDataset[Any]):
 
     def make(self, step: int) -> Any:
         """The batch of a step of the run."""
+        align_rows(self._aligned)
         try:
             return self._work.batch_rows(step, self._rows)
         except StopIteration as error:  # which would look like the end of the run

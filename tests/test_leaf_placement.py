@@ -9,9 +9,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import loader.leaf_placement
-from loader import ArraySource, DataLoader, Shuffle
+from loader import ArraySource, DataLoader, Shuffle, Threads
 from loader.leaf_placement import LeafPlacement, default_device
-from loader.rows import empty_rows, take_rows
+from loader.rows import align_rows, empty_rows, take_rows
 from loader.testing import assert_same_batch
 from tests.data import unlike_records
 
@@ -142,14 +142,40 @@ def test_rows_are_those_of_the_array_however_it_lies():
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_large_rows_lie_where_jax_takes_them_without_a_copy(count: int):
-    for _ in range(20):
-        rows = empty_rows((count, 3, 17, 1000), np.uint8)
-        assert rows.flags.c_contiguous
-        assert rows.flags.writeable
-        rows[...] = 7
-        placed = leaf_placement(rows.shape, np.uint8).place(rows, None)
-        assert placed.unsafe_buffer_pointer() == rows.ctypes.data
+def test_large_rows_for_the_cpu_lie_where_jax_takes_them_without_a_copy(count: int):
+    align_rows(True)
+    try:
+        for _ in range(20):
+            rows = empty_rows((count, 3, 17, 1000), np.uint8)
+            assert rows.flags.c_contiguous
+            assert rows.flags.writeable
+            rows[...] = 7
+            placed = leaf_placement(rows.shape, np.uint8).place(rows, None)
+            assert placed.unsafe_buffer_pointer() == rows.ctypes.data
+    finally:
+        align_rows(False)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_batch_goes_onto_the_cpu_without_a_copy(threads: int, prefetch: int):
+    made = []
+
+    class Noting(ArraySource):
+        def gather(self, indices: np.ndarray) -> Any:
+            rows = super().gather(indices)
+            made.append(rows["x"].ctypes.data)
+            return rows
+
+    source = Noting({"x": np.arange(100 * 20_000, dtype=np.int32).reshape(100, 20_000)})
+    with DataLoader(
+        source, batch_size=10, workers=Threads(threads), prefetch=prefetch, order=Shuffle(0)
+    ) as batches:
+        placed = [(batch, batch["x"].unsafe_buffer_pointer()) for batch in batches]
+    assert {address for _, address in placed} <= set(made)
+    made.clear()
+    held = list(DataLoader(source, batch_size=10).host_batches())
+    assert any(address % 64 for address in made), held  # on the host numpy's own place is faster
 
 
 def test_a_batch_of_a_view_does_not_copy_the_whole_array():
