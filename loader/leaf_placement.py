@@ -20,6 +20,8 @@ try:
 except ImportError:
     _batched_device_put = None
 
+_LARGE = 2**24  # bytes: moving them takes far longer, and a trial would need them twice
+
 
 class LeafPlacement:
     """Where one leaf goes: as the sharding of its spec says, or to the default device.
@@ -63,7 +65,7 @@ class LeafPlacement:
 
     def _route(self, leaf: np.ndarray, placed: jax.Array) -> "_Route | None":
         """The way this leaf went, if a trial of it ends in the same array."""
-        if _batched_device_put is None:
+        if _batched_device_put is None or leaf.nbytes > _LARGE:
             return None
         try:
             route = _Route(placed, leaf.shape, self._part_of)

@@ -85,6 +85,16 @@ def test_a_leaf_goes_to_what_is_the_default_device_then():
             np.testing.assert_array_equal(placed, leaf)
 
 
+def test_a_leaf_of_another_shape_or_size_is_placed_by_jax():
+    placement = leaf_placement((16, 8, 3), np.int32)
+    for leaf in [*leaves(2, np.int32), *leaves(2, np.int32, (4, 8, 3)), *leaves(1, np.int32)]:
+        assert_alike(placement.place(leaf, None), jax.device_put(leaf))
+    large = leaf_placement((2**22 + 1,), np.int32)
+    for leaf in leaves(2, np.int32, (2**22 + 1,)):
+        assert_alike(large.place(leaf, None), jax.device_put(leaf))
+    assert large._routes == {None: None}
+
+
 def wrong_bytes(kind: Any, sharding: Any, pieces: Any, devices: Any, committed: bool) -> jax.Array:
     return jax.device_put(pieces[0] + 1, sharding)
 

@@ -131,9 +131,11 @@ class TensorStoreSource:
         return jax.tree.unflatten(self._tree, self._rows(indices))
 
     def _rows(self, indices: Int64s) -> list[np.ndarray]:
-        # Lists and dicts: of so few numbers they are faster than np.unique.
-        number_of = [(indices // deep).tolist() for deep in self._slab_rows]
-        needed = [list(dict.fromkeys(numbers)) for numbers in number_of]
+        # Lists and dicts: of so few numbers they are faster than np.unique. Most arrays are alike.
+        by_depth = {deep: (indices // deep).tolist() for deep in set(self._slab_rows)}
+        distinct = {deep: list(dict.fromkeys(numbers)) for deep, numbers in by_depth.items()}
+        number_of = [by_depth[deep] for deep in self._slab_rows]
+        needed = [distinct[deep] for deep in self._slab_rows]
         count = len(indices)
         kept = [n for n, own in enumerate(needed) if self._worth_keeping(n, len(own), count)]
         if any(len(needed[leaf]) > len(self._buffers[leaf]) for leaf in kept):
@@ -148,7 +150,7 @@ class TensorStoreSource:
                 for leaf in kept:
                     slot_of = {number: next(slots) for number in needed[leaf]}
                     deep = self._slab_rows[leaf]
-                    own = np.array([slot_of[number] for number in number_of[leaf]], np.int64)
+                    own = np.fromiter(map(slot_of.__getitem__, number_of[leaf]), np.int64, count)
                     places = own * deep + indices % deep
                     buffer = self._buffers[leaf]
                     flat = buffer.reshape(-1, *buffer.shape[2:])
