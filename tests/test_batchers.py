@@ -183,15 +183,44 @@ def test_a_batcher_that_never_pads_needs_drop():
     assert "valid_mask" not in loader.batch_spec()
 
 
-def test_a_batch_that_is_not_like_its_spec_is_refused():
-    def shrinking(rows: dict[str, Any]) -> dict[str, Any]:
-        return {"id": rows["id"], "x": rows["x"][:, : 1 + int(rows["id"].max()) // 3]}
+def other_shape(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"id": rows["id"], "x": rows["x"][:, : 1 + int(rows["id"].max()) // 3]}
 
-    loader = DataLoader(unlike_records(9), batch_size=3, operators=[shrinking])
-    batches = loader.host_batches()
-    next(batches)
-    with pytest.raises(ValueError, match=r"batch 1: leaf 'x' is float32\[3, 2, 2\] where the spec"):
+
+def other_dtype(rows: dict[str, Any]) -> dict[str, Any]:
+    return {**rows, "x": rows["x"].astype(np.float64 if rows["id"].max() > 2 else np.float32)}
+
+
+def other_leaf(rows: dict[str, Any]) -> dict[str, Any]:
+    return rows if rows["id"].max() < 3 else {**rows, "y": rows["x"]}
+
+
+def other_tree(rows: dict[str, Any]) -> dict[str, Any]:
+    return rows if rows["id"].max() < 3 else {**rows, "x": {"inner": rows["x"]}}
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        (other_shape, r"batch 1: leaf 'x' is float32\[3, 2, 2\] where the spec says float32\[3, 1"),
+        (other_dtype, r"batch 1: leaf 'x' is float64\[3, 3, 2\] where the spec says float32"),
+        (other_leaf, r"batch 1: leaf 'y' is float32\[3, 3, 2\] where the spec says no such leaf"),
+        (other_tree, r"batch 1: leaf 'x' is missing where the spec says float32"),
+    ],
+)
+def test_a_batch_that_is_not_like_its_spec_is_refused(operator: Any, words: str):
+    class Careless(PadBatcher):
+        def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
+            return super().collate(operator(rows), valid)
+
+    for loader in (
+        DataLoader(unlike_records(9), batch_size=3, operators=[operator]),
+        DataLoader(unlike_records(9), batch_size=3, batcher=Careless()),
+    ):
+        batches = loader.host_batches()
         next(batches)
+        with pytest.raises(ValueError, match=words):
+            next(batches)
 
 
 def test_a_collate_of_texts_needs_no_zeros():

@@ -224,6 +224,21 @@ def test_the_thread_uses_the_consumers_default_device_and_x64():
         loader.close()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_what_the_consumer_changes_holds_from_the_next_batch_on(prefetch: int):
+    loader = DataLoader({"x": np.arange(40)}, batch_size=4, prefetch=prefetch)
+    seen = []
+    for number, x64 in ((3, False), (3, True), (0, True), (0, False)):
+        for _ in range(2):
+            with jax.default_device(jax.devices()[number]), jax.enable_x64(x64):
+                x = next(loader)["x"]
+            assert x.devices() == {jax.devices()[number]}
+            assert x.dtype == (np.int64 if x64 else np.int32)
+            seen += np.asarray(x).tolist()
+    assert seen == list(range(32))
+    loader.close()
+
+
 def test_no_more_than_prefetch_and_two_batches_are_alive():
     mesh = jax.make_mesh((8,), ("data",))
     for prefetch in (1, 2, 4):

@@ -477,11 +477,12 @@ def test_records_that_are_stored_in_groups_are_read_and_warned_of(tmp_path: Path
 
 
 AFTER_A_FORK = """
-import os, sys
+import os, sys, time
 import numpy as np
 from loader import ArrayRecordSource
 source = ArrayRecordSource(sys.argv[1:])
 before = source.gather(np.arange(6)).tolist()
+list(source._files._threads().map(time.sleep, [0.1] * 16))  # all threads are there, and idle
 child = os.fork()
 if child == 0:
     os._exit(source.gather(np.arange(6)).tolist() != before)
