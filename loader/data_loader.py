@@ -25,7 +25,7 @@ from loader.device_operators import OperatedPlacement
 from loader.digest import content_key
 from loader.fingerprint import Fingerprint
 from loader.host_work import HostWork
-from loader.module import CheckpointableIteratorModule, LoaderModule, LoaderModuleConfig
+from loader.module import CheckpointableIteratorModule, LoaderModuleConfig
 from loader.operator import as_operators
 from loader.order import Order, Sequential
 from loader.placed_stream import (
@@ -53,7 +53,6 @@ class _Cursor:
     step: int = 0
     ended: bool = False  # StopIteration was delivered: the next iter() starts again
     running: HostStream | PlacedStream | None = None  # batches under way, on the host or on devices
-    stages: list[LoaderModule] | None = None  # those that count its batches; None before the first
 
 
 class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=False):
@@ -238,19 +237,19 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
 
     def _delivered(self, step: int, applied: int, masked: int) -> None:
         """Note that the batch of this step is now the consumer's."""
-        plan, cursor = self.plan, self._cursor
+        plan = self.plan
         start, stop = plan.span(step)
         self.epoch.set_value(start // plan.num_records)
         self.position.set_value(stop)
         self.idx.set_value(step)
         self.current.set_value((start, stop - 1))
         self.count(applied, masked)
-        if cursor.stages is None:
-            others = [] if self.sharder is None else [self.sharder]
-            cursor.stages = [*self.operators, self.batcher, *others]
-        for stage in cursor.stages:
+        for stage in self.operators:
             stage.count(applied, masked)
-        cursor.step = step + 1
+        self.batcher.count(applied, masked)
+        if self.sharder is not None:
+            self.sharder.count(applied, masked)
+        self._cursor.step = step + 1
 
     def _at_end(self) -> bool:
         end = self.plan.end

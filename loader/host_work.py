@@ -199,13 +199,14 @@ class HostWork:
 
     def records(self, start: int, stop: int) -> Int64s:
         """The records at positions [start, stop)."""
-        first, block = self._latest_block
-        if not first <= start < first + block.size:
-            first, block = self._latest_block = self._block_at(start)
-        part = block[start - first : stop - first]
-        if stop - start == part.size:
-            return part
-        return np.concatenate([part, self.records(first + block.size, stop)])
+        parts = []
+        while not parts or start < stop:
+            first, block = self._latest_block  # nearly always: faster to look at than the others
+            if not first <= start < first + block.size:
+                first, block = self._latest_block = self._block_at(start)
+            parts.append(block[start - first : stop - first])
+            start = first + block.size
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def record_at(self, position: int) -> str:
         """The record at a position, in words."""
@@ -330,7 +331,9 @@ class HostWork:
                     f"leaf {name!r} has no row for each of the {rows} records of a batch, so it "
                     "cannot be cut into microbatches: leave out microbatches, or that leaf"
                 )
-        return jax.tree.map(lambda x: x.reshape(self.microbatches, -1, *x.shape[1:]), batch)
+        parts = self.microbatches or 1
+        shape = parts, rows // parts
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
 
 
 def _depth(batcher: BatcherModule, method: str) -> int:

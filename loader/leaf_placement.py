@@ -41,14 +41,15 @@ class LeafPlacement:
         route = self._routes.get(key)
         if route is not None and leaf.shape == route.leaf_shape:
             return route.send(leaf)
-        if not isinstance(leaf, np.ndarray):
-            return self._place_keys(leaf)
-        placed = self._place_by_jax(leaf)
-        if key not in self._routes:
+        placed = self.place_by_jax(leaf)
+        if key not in self._routes and isinstance(leaf, np.ndarray):
             self._routes[key] = self._route(leaf, placed)
         return placed
 
-    def _place_by_jax(self, leaf: np.ndarray) -> jax.Array:
+    def place_by_jax(self, leaf: Any) -> jax.Array:
+        """The same, never the short way."""
+        if not isinstance(leaf, np.ndarray):
+            return self._place_keys(leaf)
         if self._sharding is None:
             return jax.device_put(leaf)
         return jax.make_array_from_callback(
@@ -68,7 +69,7 @@ class LeafPlacement:
         if _batched_device_put is None or leaf.nbytes > _LARGE:
             return None
         try:
-            route = _Route(placed, leaf.shape, self._part_of)
+            route = _Route(_batched_device_put, placed, leaf.shape, self._part_of)
             return route if _same(route.send(leaf), placed) else None
         except Exception:  # whatever another jaxlib makes of it
             return None
@@ -78,8 +79,13 @@ class _Route:
     """The way that an array took, for others like it."""
 
     def __init__(
-        self, placed: jax.Array, leaf_shape: tuple[int, ...], part_of: Callable[[Any], Any]
+        self,
+        put: Callable[..., jax.Array],
+        placed: jax.Array,
+        leaf_shape: tuple[int, ...],
+        part_of: Callable[[Any], Any],
     ) -> None:
+        self._put = put
         self.leaf_shape = leaf_shape
         held = placed.sharding.addressable_devices_indices_map(placed.shape)
         self._parts = [part_of(index) for index in held.values()]
@@ -91,10 +97,7 @@ class _Route:
     def send(self, leaf: np.ndarray) -> jax.Array:
         """The leaf, in a piece for each device here, as one array."""
         pieces = [leaf[part] for part in self._parts]
-        assert _batched_device_put is not None  # else there is no route
-        return _batched_device_put(
-            self._type, self._sharding, pieces, self._devices, self._committed
-        )
+        return self._put(self._type, self._sharding, pieces, self._devices, self._committed)
 
 
 def _same(sent: jax.Array, placed: jax.Array) -> bool:
@@ -115,3 +118,12 @@ def _same(sent: jax.Array, placed: jax.Array) -> bool:
 def default_device() -> Any:
     """What JAX was told to be the default device, in this thread; None if it was not."""
     return getattr(jax.config, "jax_default_device")  # noqa: B009  # not in its type
+
+
+def transfers_are_guarded() -> bool:
+    """Whether JAX was told to watch transfers: what is explicit by its functions is not, without.
+
+    For this thread: `jax.transfer_guard("disallow")` and the like.
+    """
+    guard = getattr(jax.config, "jax_transfer_guard_host_to_device")  # noqa: B009  # as above
+    return guard not in (None, "allow")

@@ -69,20 +69,21 @@ def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
         return np.zeros(index.size, np.int64)
     bits = max(2, (length - 1).bit_length())
     word = np.uint32 if bits <= 32 else np.uint64  # half the memory, and most of the time
-    if keys.shape[1] == 1 and index.size >= length:  # all of them: those sent through again too
+    one_key = keys.shape[1] == 1
+    network = None
+    if one_key and index.size >= length:  # all of them: the whole network at once, to look up in
         network = _feistel(np.arange(1 << bits, dtype=word), bits, keys)
-        out = network[index]
-    else:
-        network = None
-        out = _feistel(index.astype(word), bits, keys)
+
+    def send(x: npt.NDArray[Any], which: Any) -> npt.NDArray[Any]:
+        if network is not None:
+            return network[x]
+        return _feistel(x, bits, keys if one_key else keys[:, which])
+
+    out = send(index.astype(word), slice(None))
     last = word(length - 1)
     outside = np.flatnonzero(out > last)
     while outside.size:  # more than half of the network's range lies inside, so few rounds
-        again = out[outside]
-        if network is not None:
-            again = network[again]
-        else:
-            again = _feistel(again, bits, keys if keys.shape[1] == 1 else keys[:, outside])
+        again = send(out[outside], outside)
         out[outside] = again
         outside = outside[again > last]
     return out.astype(np.int64)

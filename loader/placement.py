@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loader.leaf_placement import LeafPlacement, default_device
+from loader.leaf_placement import LeafPlacement, default_device, transfers_are_guarded
 from loader.permutation import Int64s
 from loader.spec import Spec, device_dtype, named_leaves, narrowed
 
@@ -66,11 +66,13 @@ class Placement:
 
         `record_of` names the record of a row, for an error.
         """
-        device, placed = default_device(), []
+        device, guarded = default_device(), transfers_are_guarded()
+        placed = []
         for number, leaf in enumerate(jax.tree.leaves(host_batch)):
             if type(leaf) is not np.ndarray or leaf.dtype != self._as_they_are[number]:
                 leaf = self._narrowed(number, leaf, record_of)
-            placed.append(self._places[number].place(leaf, device))
+            place = self._places[number]
+            placed.append(place.place_by_jax(leaf) if guarded else place.place(leaf, device))
         return jax.tree.unflatten(self._tree, placed)
 
     def _narrowed(

@@ -19,6 +19,10 @@ _SMALL = 32768  # bytes: less is copied as fast as it is aligned
 _here = threading.local()
 
 
+class _Memory(np.ndarray):
+    """What lies under rows that are aligned, and under nothing else."""
+
+
 def align_rows(on: bool) -> None:
     """From now on, in this thread, rows are for a CPU device, or not. It changes the speed only."""
     _here.aligned = on
@@ -30,9 +34,14 @@ def empty_rows(shape: Sequence[int], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     if size < _SMALL or dtype.hasobject or not getattr(_here, "aligned", False):
         return np.empty(shape, dtype)
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    memory = _Memory(size + _ALIGNMENT, np.uint8)
     address = memory.__array_interface__["data"][0]
     return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT)
+
+
+def is_view(array: np.ndarray) -> bool:
+    """Whether the array lies in memory that may be somebody else's too."""
+    return array.base is not None and not isinstance(array.base, _Memory)
 
 
 def take_rows(array: np.ndarray, indices: Int64s) -> np.ndarray:

@@ -174,11 +174,13 @@ def is_like(batch: Any, spec: Spec) -> bool:
                 return False
         else:
             return True
-    if jax.tree.structure(batch) != jax.tree.structure(spec):
+    leaves, tree = jax.tree.flatten(batch)
+    expected, expected_tree = jax.tree.flatten(spec)
+    if tree != expected_tree:
         return False
-    like = spec_of(batch)
-    pairs = zip(jax.tree.leaves(like), jax.tree.leaves(spec), strict=True)
-    return all(got.shape == s.shape and got.dtype == s.dtype for got, s in pairs)
+    likes = (leaf if hasattr(leaf, "dtype") else spec_of(leaf) for leaf in leaves)
+    pairs = zip(likes, expected, strict=True)
+    return all(like.shape == s.shape and like.dtype == s.dtype for like, s in pairs)
 
 
 def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:

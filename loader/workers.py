@@ -74,7 +74,7 @@ class HostStream:
     that has failed is of no use.
     """
 
-    ready = 0  # Grain does not say how many it has made ahead
+    ready = 0  # how many are made; where Grain makes them ahead, it does not say
 
     def __init__(self, batches: HostBatches, step: int) -> None:
         self._batches = batches

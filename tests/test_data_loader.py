@@ -13,6 +13,7 @@ import grain
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from loader import BlockShuffle, DataLoader, PadBatcher, Sequential, Shuffle, Threads
 from loader.order import Order
@@ -183,6 +184,30 @@ def test_by_epoch_goes_on_in_the_middle_of_one_and_skips_nothing():
     assert rest == [(0, [[8, 9]]), (1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])]
     endless = DataLoader(unlike_records(10), batch_size=4, epochs=None)
     assert [len(list(epoch)) for epoch in itertools.islice(endless.by_epoch(), 4)] == [3] * 4
+
+
+def test_microbatches_of_leaves_without_values():
+    data = {"x": np.arange(8), "none": np.zeros((8, 0, 3))}
+    batch = next(DataLoader(data, batch_size=4, microbatches=2).host_batches())
+    assert batch["none"].shape == (2, 2, 0, 3)
+
+
+def test_the_stages_of_a_loader_count_its_batches_also_of_one_that_nnx_has_cloned():
+    loader = DataLoader(unlike_records(12), batch_size=4, operators=[lambda rows: rows], prefetch=0)
+    next(loader)
+    clone = nnx.clone(loader)
+    next(clone)
+    for module in (clone, clone.operators[0], clone.batcher):
+        assert module.get_operation_stats()["applied_count"] == 8
+    for module in (loader, loader.operators[0], loader.batcher):
+        assert module.get_operation_stats()["applied_count"] == 4
+
+
+def test_a_batch_may_be_of_more_records_than_order_is_computed_for_at_once():
+    count = 3_000_000
+    loader = DataLoader({"x": np.arange(count)}, batch_size=count, order=Shuffle(3))
+    (batch,) = loader.host_batches()
+    np.testing.assert_array_equal(batch["x"], Shuffle(3).records(np.arange(count), count))
 
 
 def test_microbatches_are_the_batch_cut_in_parts():

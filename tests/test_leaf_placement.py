@@ -1,4 +1,5 @@
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import loader.leaf_placement
 from loader import ArraySource, DataLoader, Shuffle, Threads
 from loader.leaf_placement import LeafPlacement, default_device
 from loader.rows import align_rows, empty_rows, take_rows
+from loader.sources.source import read_rows
 from loader.testing import assert_same_batch
 from tests.data import unlike_records
 
@@ -134,6 +136,22 @@ def test_batches_are_the_same_without_the_short_way(monkeypatch: pytest.MonkeyPa
         assert_same_batch(got, expected, "a batch")
 
 
+@pytest.mark.parametrize("first_guarded", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_loop_under_a_transfer_guard_gets_its_batches(prefetch: int, first_guarded: bool):
+    records = unlike_records(20)
+    loader = DataLoader(records, batch_size=4, prefetch=prefetch)
+    seen = []
+    with jax.transfer_guard("disallow" if first_guarded else "allow"):
+        seen.append(next(loader))
+    with jax.transfer_guard("disallow"):
+        seen += list(loader)
+    np.testing.assert_array_equal(np.concatenate([b["id"] for b in seen]), records["id"])
+    assert len(seen) == 5
+    with jax.transfer_guard("disallow_explicit"), pytest.raises(Exception, match="Disallowed"):
+        loader.batch_at(0)
+
+
 # Rows in memory that JAX need not copy
 
 
@@ -186,6 +204,36 @@ def test_a_batch_goes_onto_the_cpu_without_a_copy(threads: int, prefetch: int):
     made.clear()
     held = list(DataLoader(source, batch_size=10).host_batches())
     assert any(address % 64 for address in made), held  # on the host numpy's own place is faster
+
+
+def test_rows_that_another_source_passes_on_are_not_copied_again():
+    made = []
+
+    class Passing:
+        def __init__(self) -> None:
+            self.inner = ArraySource({"x": np.arange(100 * 20_000).reshape(100, 20_000)})
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> Any:
+            return self.inner[index]
+
+        def gather(self, indices: np.ndarray) -> Any:
+            rows = self.inner.gather(indices)
+            made.append(rows["x"].ctypes.data)
+            return rows
+
+    align_rows(True)
+    try:
+        rows, _ = read_rows(Passing(), np.array([3, 1, 99]))
+        assert rows["x"].ctypes.data in made
+        part = {"x": rows["x"][1:]}
+        part_owner = SimpleNamespace(gather=lambda indices: part)
+        again, _ = read_rows(part_owner, np.array([1, 99]))
+        assert not np.shares_memory(again["x"], rows["x"])  # a view may be somebody else's
+    finally:
+        align_rows(False)
 
 
 def test_a_batch_of_a_view_does_not_copy_the_whole_array():

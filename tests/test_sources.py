@@ -443,6 +443,7 @@ def test_records_of_many_files_come_in_the_order_asked_for(tmp_path: Path):
         rows = source.gather(indices)
         for key, leaf in expected.items():
             np.testing.assert_array_equal(rows[key], leaf[indices])
+    assert source.gather(np.array([], int))["x"].shape == (0, 3, 2)
     again = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(again.gather(np.array([40, 0, 11]))["id"], [40, 0, 11])
 
@@ -471,9 +472,10 @@ def test_records_that_are_stored_in_groups_are_read_and_warned_of(tmp_path: Path
     for number in range(10):
         writer.write(b"record %d" % number)
     writer.close()
-    source = ArrayRecordSource(path)
-    with pytest.warns(UserWarning, match=r"grouped.*group_size:4.*write it with group_size:1"):
-        assert source.gather(np.array([7, 2])).tolist() == [b"record 7", b"record 2"]
+    with pytest.warns(UserWarning, match=r"grouped.*group_size:4.*with group_size:1") as warned:
+        source = ArrayRecordSource(path)
+    assert warned[0].filename == __file__
+    assert source.gather(np.array([7, 2])).tolist() == [b"record 7", b"record 2"]
 
 
 AFTER_A_FORK = """

@@ -27,8 +27,16 @@ class RecordFiles:
 
     def __init__(self, paths: Sequence[str]) -> None:
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-            counts = pool.map(_count, paths)
-            self.__setstate__((list(paths), list(itertools.accumulate(counts))))
+            counts, groups = zip(*pool.map(_count, paths), strict=True)
+        self.__setstate__((list(paths), list(itertools.accumulate(counts))))
+        largest = max(groups)
+        if largest > 1:
+            path = paths[groups.index(largest)]
+            warnings.warn(
+                f"{path} was written with group_size:{largest}, so {largest} records are decoded "
+                "for each one that is read: write it with group_size:1",
+                stacklevel=3,
+            )
 
     def __getstate__(self) -> tuple[list[str], list[int]]:
         """For pickle: what need not be found out again."""
@@ -52,6 +60,8 @@ class RecordFiles:
 
     def read(self, numbers: Int64s) -> list[bytes]:
         """The records of these numbers, in this order."""
+        if not len(numbers):
+            return []
         if len(self.paths) == 1:
             return self._reader(0).read(numbers.tolist())
         files = np.searchsorted(self._ends, numbers, side="right")
@@ -87,32 +97,22 @@ class RecordFiles:
             return self._pool[1]
 
 
-def _count(path: str) -> int:
+def _count(path: str) -> tuple[int, int]:
+    """How many records a file has, and how many of them are stored together."""
     try:
-        reader = _reader_of(path)
-        count = reader.num_records()
+        reader = _open(path)
+        count, options = reader.num_records(), reader.writer_options_string()
         reader.close()
     except RuntimeError as error:
         raise ValueError(
             f"{path} is not a whole ArrayRecord file (cut off while it was written or copied?): "
             f"{str(error) or 'unreadable'}"
         ) from error
-    return count
+    group = re.search(r"group_size:(\d+)", options or "")
+    return count, int(group[1]) if group else 1
 
 
 def _open(path: str) -> Any:
-    reader = _reader_of(path)
-    group = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
-    if group is not None and group[1] != "1":
-        warnings.warn(
-            f"{path} was written with group_size:{group[1]}, so {group[1]} records are decoded for "
-            "each one that is read: write it with group_size:1",
-            stacklevel=2,
-        )
-    return reader
-
-
-def _reader_of(path: str) -> Any:
     from array_record.python.array_record_module import ArrayRecordReader  # which Grain brings
 
     # It does not read ahead: records are asked for in any order.

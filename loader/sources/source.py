@@ -23,7 +23,7 @@ import numpy as np
 
 from loader.digest import content_key, qualified_name
 from loader.permutation import Int64s
-from loader.rows import empty_rows
+from loader.rows import empty_rows, is_view
 from loader.spec import Spec, is_ragged, leaf_name, ragged_leaf, spec_of, without_rows
 
 _SAMPLED_RECORDS = 16
@@ -106,7 +106,7 @@ def _owned(leaf: Any) -> Any:
     """The leaf, copied if it is a view: operators may write into it, and JAX may keep it."""
     if is_ragged(leaf):
         return ragged_leaf([array.copy() for array in leaf])
-    return leaf.copy() if isinstance(leaf, np.ndarray) and leaf.base is not None else leaf
+    return leaf.copy() if isinstance(leaf, np.ndarray) and is_view(leaf) else leaf
 
 
 class UnlikeRecordError(ValueError):
