@@ -479,7 +479,7 @@ def test_records_that_are_stored_in_groups_are_read_and_warned_of(tmp_path: Path
 
 
 AFTER_A_FORK = """
-import os, sys, time
+import os, signal, sys, time
 import numpy as np
 from loader import ArrayRecordSource
 source = ArrayRecordSource(sys.argv[1:])
@@ -487,6 +487,7 @@ before = source.gather(np.arange(6)).tolist()
 list(source._files._threads().map(time.sleep, [0.1] * 16))  # all threads are there, and idle
 child = os.fork()
 if child == 0:
+    signal.alarm(50)  # should it hang, it does not stay
     os._exit(source.gather(np.arange(6)).tolist() != before)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
