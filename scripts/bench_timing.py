@@ -61,7 +61,9 @@ def _find_pace(batches: dict[Lane, int], contest: Contest, pace: Pace, lane: Lan
     tried = lane.turn(_settle(lane), pace.least)
     while tried.wall_s < pace.turn_s / 4:  # too short to judge: some may have been made ahead
         tried = lane.turn(0, 4 * tried.batches)
-    count = max(pace.least, math.ceil(pace.turn_s / (tried.wall_s / tried.batches)))
+    # Those made ahead come in bursts: a turn must be long beside them.
+    least = max(pace.least, 2 * lane.contestant.ahead)
+    count = max(least, math.ceil(pace.turn_s / (tried.wall_s / tried.batches)))
     if contest.whole_epochs:
         rows_per_batch = math.ceil(tried.rows / tried.batches)
         epoch = math.ceil(contest.promise.num_records / rows_per_batch)

@@ -34,7 +34,8 @@ from loader import ArrayRecordSource, BlockShuffle, Shuffle, TensorStoreSource
 
 PLACES = {0: "host", 1: "one device", 8: "mesh of eight"}
 _QUICK_LOOK = 4096  # records that --quick looks at in the check
-_QUICK_GRAIN = tuple(s for s in GRAIN_SETTINGS if not s.processes and not s.threads_on_records)
+_SLOW = ("processes", "threads_on_records", "data_loader")  # to start, or at all
+_QUICK_GRAIN = tuple(s for s in GRAIN_SETTINGS if not any(getattr(s, name) for name in _SLOW))
 
 
 def _promise(columns: Columns, pace: Pace) -> Promise:
