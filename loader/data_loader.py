@@ -196,11 +196,12 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         else:
             if isinstance(running, PlacedStream) and running.settings == thread_settings():
                 return running
+            placement = self._placement()
             self.close()
             self._agree()
             batches = self._host_batches(aligned=jax.default_backend() == "cpu")
             stream = self.workers.stream(batches, self._cursor.step)
-            running = PlacedStream(stream, self._placement(), self._work, self.prefetch)
+            running = PlacedStream(stream, placement, self._work, self.prefetch)
         self._cursor.running = running
         return running
 

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from loader.spec import jax_setting
+
 try:
     from jaxlib.xla_client import batched_device_put as _batched_device_put
 except ImportError:
@@ -117,13 +119,12 @@ def _same(sent: jax.Array, placed: jax.Array) -> bool:
 
 def default_device() -> Any:
     """What JAX was told to be the default device, in this thread; None if it was not."""
-    return getattr(jax.config, "jax_default_device")  # noqa: B009  # not in its type
+    return jax_setting("jax_default_device")
 
 
 def transfers_are_guarded() -> bool:
-    """Whether JAX was told to watch transfers: what is explicit by its functions is not, without.
+    """Whether `jax.transfer_guard` or its like watches this thread.
 
-    For this thread: `jax.transfer_guard("disallow")` and the like.
+    It takes what JAX's functions place for explicit, and what goes the short way for not.
     """
-    guard = getattr(jax.config, "jax_transfer_guard_host_to_device")  # noqa: B009  # as above
-    return guard not in (None, "allow")
+    return jax_setting("jax_transfer_guard_host_to_device") not in (None, "allow")

@@ -111,7 +111,12 @@ def device_dtype(dtype: Any) -> Any:
 
 def x64_enabled() -> bool:
     """Whether JAX keeps 64-bit values in this thread."""
-    return getattr(jax.config, "jax_enable_x64")  # noqa: B009  # not in its type
+    return jax_setting("jax_enable_x64")
+
+
+def jax_setting(name: str) -> Any:
+    """A setting of JAX as it holds in this thread."""
+    return getattr(jax.config, name)
 
 
 def is_text(dtype: Any) -> bool:

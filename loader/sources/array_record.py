@@ -145,8 +145,7 @@ class ArrayRecordSource:
         try:
             blobs = self._files.read(indices)
         except (RuntimeError, ValueError) as error:
-            read_one = lambda number: self._files.read(np.array([number]))  # noqa: E731
-            raise self._located(numbers, read_one, "read", error) from error
+            raise self._located(numbers, self._read_one, "read", error) from error
         parse = self._parse
         if parse is None:
             return stack(blobs)
@@ -169,6 +168,9 @@ class ArrayRecordSource:
 
     def locate(self, record: int) -> str:
         return self._files.locate(record)
+
+    def _read_one(self, number: int) -> bytes:
+        return self._files.read(np.array([number]))[0]
 
     def _located(
         self, numbers: list[int], attempt: Callable[[int], Any], verb: str, error: Exception
