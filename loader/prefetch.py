@@ -4,6 +4,10 @@ What travels is a batch together with the state that describes it, so whatever h
 the state is true to the last batch delivered. An exception of any kind arrives in the consumer,
 with its traceback, after the batches made before it.
 
+Where handing batches over costs more than it gains, the consumer makes them itself (`pace.py`), as
+the thread would. One slot per batch that may lie ready is what a maker needs: the consumer keeps
+those of the batches it takes, and once it has them all, the thread makes nothing and it may.
+
 A thread must not be doing JAX work when the interpreter ends, and must not keep alive what it
 works for. Hence the producer knows only the queue, never the prefetcher; it is stopped when that
 is closed, dropped or, with a bounded wait, when the interpreter exits.
@@ -11,8 +15,11 @@ is closed, dropped or, with a bounded wait, when the interpreter exits.
 
 import atexit
 import contextlib
+import contextvars
 import copy
 import dataclasses
+import functools
+import itertools
 import queue
 import sys
 import threading
@@ -25,7 +32,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import jax
 
-from loader.leaf_placement import default_device
+from loader.leaf_placement import default_device, transfers_are_guarded
+from loader.pace import Pace
 from loader.placement import Placement
 from loader.sharder import MeshSharder
 from loader.spec import spec_of, x64_enabled
@@ -60,21 +68,28 @@ def thread_settings() -> tuple[bool, Any]:
 class Ahead(Generic[T]):
     """`make()` called again and again in a thread, up to `depth` results ahead.
 
-    `make` raises StopIteration at the end; `finish` is called in the thread when it is done.
+    `make` raises StopIteration at the end; `finish` is called in the thread when it is done. Now
+    and then, as `pace` says, `make` is called by who takes the results.
     """
 
     def __init__(
         self, make: Callable[[], T], finish: Callable[[], Any], depth: int, name: str
     ) -> None:
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._make_one = functools.partial(_make_one, make, self._ready, itertools.count())
+        self._pace = Pace(depth)
+        self._settings = thread_settings()
+        self._context = contextvars.Context()  # an empty one, as the thread has
+        self._depth = depth
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()  # one entry for each free slot
         for _ in range(depth):
             self._slots.put(None)
+        self._kept = 0  # slots that the consumer holds
         self._stop = threading.Event()
         self._taken = 0
         self._thread = threading.Thread(
             target=_produce,
-            args=(make, finish, self._ready, self._slots, self._stop, thread_settings()),
+            args=(self._make_one, finish, self._slots, self._stop, self._settings),
             name=name,
             daemon=True,
         )
@@ -89,6 +104,11 @@ class Ahead(Generic[T]):
 
     def take(self) -> T:
         """The next result, in order; raises what `make` raised. `BatchLost` if one is missing."""
+        alone = self._pace.alone(time.perf_counter_ns()) and self._may_make()
+        if not alone:
+            self._give_slots_back()
+        elif self._kept == self._depth and self._ready.empty():
+            self._make_here()
         while True:
             try:
                 number, item = self._ready.get(timeout=_LIVENESS_CHECK_S)
@@ -107,8 +127,25 @@ class Ahead(Generic[T]):
             self._ready.put((number, _Failure(again)))
             raise item.error
         self._taken += 1
-        self._slots.put(None)
+        if self._kept < self._depth:
+            self._kept += 1
+        if not alone:
+            self._give_slots_back()
         return item
+
+    def _make_here(self) -> None:
+        """Do what the thread does, while it does nothing."""
+        if not self._context.run(self._make_one):
+            _tell_to_stop(self._stop, self._slots)
+
+    def _may_make(self) -> bool:
+        """Whether a batch made by this thread would be made as in the other."""
+        return thread_settings() == self._settings and not transfers_are_guarded()
+
+    def _give_slots_back(self) -> None:
+        while self._kept:
+            self._kept -= 1
+            self._slots.put(None)
 
     @property
     def ready(self) -> int:
@@ -139,30 +176,38 @@ def still_running(threads: Iterable[threading.Thread]) -> str | None:
 
 
 def _produce(
-    make: Callable[[], Any],
+    make_one: Callable[[], bool],
     finish: Callable[[], Any],
-    ready: "queue.SimpleQueue[Any]",
     slots: "queue.SimpleQueue[None]",
     stop: threading.Event,
     settings: tuple[bool, Any],
 ) -> None:
-    number = 0
     x64, device = settings
     try:
         with jax.enable_x64(x64), jax.default_device(device) if device else _NOTHING:
             while True:
                 slots.get()  # before anything is made: no more than `depth` are alive here
-                if stop.is_set():
+                if stop.is_set() or not make_one():
                     return
-                ready.put((number, make()))
-                number += 1
+    finally:
+        finish()
+        _alive.pop(threading.current_thread(), None)
+
+
+def _make_one(
+    make: Callable[[], Any], ready: "queue.SimpleQueue[Any]", numbers: Iterator[int]
+) -> bool:
+    """Put the next result into the queue, or what stands in its place. Whether more will come."""
+    number = next(numbers)
+    try:
+        ready.put((number, make()))
     except StopIteration:
         ready.put((number, _End()))
     except BaseException as error:  # the consumer's to see, Ctrl-C and exit included
         ready.put((number, _Failure(error)))
-    finally:
-        finish()
-        _alive.pop(threading.current_thread(), None)
+    else:
+        return True
+    return False
 
 
 _NOTHING = contextlib.nullcontext()

@@ -42,6 +42,7 @@ LAYERS = [
     "loader.leaf_placement",
     "loader.placement",
     "loader.sharder",
+    "loader.pace",
     "loader.prefetch",
     "loader.host_work",
     "loader.workers",

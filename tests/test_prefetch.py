@@ -1,4 +1,5 @@
 import gc
+import random
 import signal
 import subprocess
 import sys
@@ -57,19 +58,57 @@ def prefetch_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if "prefetch" in t.name]
 
 
+def all_threads_end() -> None:
+    for thread in prefetch_threads():
+        thread.join(TIMEOUT_S)
+    assert not prefetch_threads()
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
     gc.collect()
-    for thread in prefetch_threads():
-        thread.join(TIMEOUT_S)
-    assert not prefetch_threads()
+    all_threads_end()
+
+
+class InTurns:
+    """A pace that has the loop make some batches and the thread the others, and cannot decide."""
+
+    def __init__(self, depth: int) -> None:
+        self._random = random.Random(depth)
+
+    def alone(self, now_ns: int) -> bool:
+        return self._random.random() < 0.7
+
+
+class Alone:
+    """A pace that has the loop make all of them, but those that the thread begins with."""
+
+    def __init__(self, depth: int) -> None:
+        pass
+
+    def alone(self, now_ns: int) -> bool:
+        return True
+
+
+@pytest.fixture(params=["as it comes", "in turns", "alone"])
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who makes the batches: the promises below hold whoever does."""
+    if request.param != "as it comes":
+        monkeypatch.setattr(
+            loader.prefetch, "Pace", {"in turns": InTurns, "alone": Alone}[request.param]
+        )
+    return request.param
+
+
+whoever_makes_them = pytest.mark.usefixtures("maker")
 
 
 def ids(batch: Any) -> list[int]:
     return np.asarray(batch["id"])[np.asarray(batch["valid_mask"])].tolist()
 
 
+@whoever_makes_them
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_prefetch_changes_nothing(prefetch: int, threads: int):
@@ -116,6 +155,7 @@ def test_without_prefetch_there_is_no_thread():
         DataLoader(source, batch_size=4, prefetch=-1)
 
 
+@whoever_makes_them
 def test_breaking_off_dropping_and_moving_end_the_thread():
     loader = DataLoader(Gate(), batch_size=4)
     for _ in loader:
@@ -126,11 +166,10 @@ def test_breaking_off_dropping_and_moving_end_the_thread():
     assert ids(next(loader)) == [12, 13, 14, 15]
     del loader
     gc.collect()
-    for thread in prefetch_threads():
-        thread.join(TIMEOUT_S)
-    assert not prefetch_threads()
+    all_threads_end()
 
 
+@whoever_makes_them
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt("stop"), SystemExit(3)])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_an_error_of_any_kind_comes_after_the_batches_before_it(error: BaseException, threads: int):
@@ -153,6 +192,7 @@ def test_an_error_of_any_kind_comes_after_the_batches_before_it(error: BaseExcep
     assert [ids(batch)[0] for batch in loader] == list(range(8, 40, 4))  # none was lost
 
 
+@whoever_makes_them
 def test_a_stop_iteration_from_a_stage_is_no_end():
     def stops(rows: Any) -> Any:
         if 9 in rows["id"]:
@@ -178,6 +218,7 @@ def test_close_returns_though_a_source_blocks_and_says_where(monkeypatch: pytest
     source.open.set()
 
 
+@whoever_makes_them
 def test_an_interrupt_between_queue_and_loop_costs_no_batch(monkeypatch: pytest.MonkeyPatch):
     loader = DataLoader(unlike_records(40), batch_size=4)
     assert ids(next(loader)) == [0, 1, 2, 3]
@@ -194,6 +235,7 @@ def test_an_interrupt_between_queue_and_loop_costs_no_batch(monkeypatch: pytest.
     loader.close()
 
 
+@whoever_makes_them
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_interrupt_at_the_last_batch_costs_none_either(
     prefetch: int, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +253,7 @@ def test_an_interrupt_at_the_last_batch_costs_none_either(
     assert [ids(batch) for batch in loader] == [[8, 9, 10, 11]]
 
 
+@whoever_makes_them
 def test_the_thread_uses_the_consumers_default_device_and_x64():
     device = jax.devices()[3]
     for prefetch in (0, 2):
@@ -224,6 +267,7 @@ def test_the_thread_uses_the_consumers_default_device_and_x64():
         loader.close()
 
 
+@whoever_makes_them
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_what_the_consumer_changes_holds_from_the_next_batch_on(prefetch: int):
     loader = DataLoader({"x": np.arange(40)}, batch_size=4, prefetch=prefetch)
@@ -239,6 +283,7 @@ def test_what_the_consumer_changes_holds_from_the_next_batch_on(prefetch: int):
     loader.close()
 
 
+@whoever_makes_them
 def test_no_more_than_prefetch_and_two_batches_are_alive():
     mesh = jax.make_mesh((8,), ("data",))
     for prefetch in (1, 2, 4):
@@ -252,6 +297,7 @@ def test_no_more_than_prefetch_and_two_batches_are_alive():
         assert 1 <= most <= prefetch + 2
 
 
+@whoever_makes_them
 def test_batches_kept_alive_stay_as_they_were():
     count = 1000
     values = np.random.default_rng(0).integers(0, 2**31, (count * 8, 16), np.int32)
@@ -266,6 +312,7 @@ def test_batches_kept_alive_stay_as_they_were():
             assert np.asarray(batch["valid_mask"]).all()
 
 
+@whoever_makes_them
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_step_that_donates_its_batch_disturbs_none_behind_it(devices: int):
@@ -286,11 +333,39 @@ def test_a_step_that_donates_its_batch_disturbs_none_behind_it(devices: int):
             assert np.asarray(out["valid_mask"]).all()
 
 
+@whoever_makes_them
 def test_the_mesh_is_captured_and_no_context_is_needed_in_the_thread():
     mesh = jax.make_mesh((8,), ("data",))
     with jax.set_mesh(mesh):
         loader = DataLoader(unlike_records(40), batch_size=8, mesh=mesh)
         assert [ids(batch)[0] for batch in loader] == [0, 8, 16, 24, 32]
+
+
+class Makers:
+    """An operator that notes the thread it is called in, and what numpy does there."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, str]] = []
+
+    def __call__(self, rows: Any) -> Any:
+        self.noted.append((threading.current_thread().name, np.geterr()["divide"]))
+        return rows
+
+
+def test_the_loop_makes_batches_as_the_thread_does(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader.prefetch, "Pace", Alone)
+    makers = Makers()
+    batches = DataLoader(unlike_records(40), batch_size=4, operators=[makers])
+    batches.batch_spec()
+    makers.noted.clear()
+    with np.errstate(divide="raise"):  # which does not hold in a thread
+        assert [ids(next(batches))[0] for _ in range(6)] == [0, 4, 8, 12, 16, 20]
+    by_thread, by_loop = ("gristmill-prefetch", "warn"), ("MainThread", "warn")
+    assert makers.noted == [by_thread] * 2 + [by_loop] * 4
+    with jax.transfer_guard_host_to_device("disallow_explicit"):  # nor does this, and it cannot be
+        assert [ids(next(batches))[0] for _ in range(4)] == [24, 28, 32, 36]  # lifted here
+    assert makers.noted[6:] == [by_thread] * 4
+    batches.close()
 
 
 # On its own
@@ -303,6 +378,7 @@ def filtered() -> Any:
     return dataset.to_iter_dataset().batch(8, drop_remainder=True)
 
 
+@whoever_makes_them
 def test_a_prefetcher_places_any_iterator():
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     batches = [{"x": np.full((8, 4), n, np.float32), "y": np.arange(8)} for n in range(5)]
@@ -317,6 +393,7 @@ def test_a_prefetcher_places_any_iterator():
         list(short)
 
 
+@whoever_makes_them
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
 def test_its_state_is_true_to_the_last_batch_delivered(prefetch: int):
     mesh = jax.make_mesh((8,), ("data",))
@@ -425,22 +502,79 @@ def test_an_interrupt_in_a_prefetcher_costs_nothing_or_is_said(
         next(stateless)
 
 
+class Interrupted(Blocking):
+    """Such an iterator, and Ctrl-C is pressed while it makes its fourth batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open.set()
+        self.pressed = False
+
+    def __next__(self) -> Any:
+        if self.n == 3 and not self.pressed:
+            self.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return super().__next__()
+
+
+def test_an_interrupt_while_the_loop_makes_a_batch_costs_nothing_or_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(loader.prefetch, "Pace", Alone)
+    stateful = DevicePrefetcher(Interrupted())
+    stateless = DevicePrefetcher(batch for batch in Interrupted())
+    for prefetcher in (stateful, stateless):
+        assert numbers(next(prefetcher) for _ in range(3)) == [0, 1, 2]
+        with pytest.raises(KeyboardInterrupt):
+            next(prefetcher)
+    assert numbers(stateful) == [3, 4, 5]
+    with pytest.raises(RuntimeError, match="an interrupt has cost batches of a stream"):
+        next(stateless)
+
+
 def test_large_integers_are_refused_in_a_stream_too():
     with pytest.raises(ValueError, match="leaf 'x' holds 1099511627776"):
         next(DevicePrefetcher(iter([{"x": np.array([2**40])}]), prefetch=0))
 
 
+@whoever_makes_them
 def test_errors_of_the_inner_iterator_arrive():
     def failing() -> Iterator[Any]:
         yield {"x": np.zeros(2)}
         raise OSError("disk")
 
-    prefetcher = DevicePrefetcher(failing())
+    prefetcher = DevicePrefetcher(failing(), prefetch=1)
     next(prefetcher)
     with pytest.raises(OSError, match="disk"):
         next(prefetcher)
-    with pytest.raises(RuntimeError, match="ended with an error"):
-        next(prefetcher)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="ended with an error"):
+            next(prefetcher)
+    all_threads_end()  # closed or not
+
+
+@whoever_makes_them
+def test_the_end_stays_the_end():
+    inner = Blocking()
+    inner.open.set()
+    prefetcher = DevicePrefetcher(inner)
+    assert numbers(prefetcher) == [0, 1, 2, 3, 4, 5]
+    inner.n = 3  # as a file that has grown
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(prefetcher)
+    all_threads_end()
+    prefetcher.close()
+
+
+@whoever_makes_them
+def test_a_prefetcher_places_by_the_settings_it_began_with():
+    prefetcher = DevicePrefetcher(iter([{"n": np.array([n])} for n in range(8)]))
+    assert numbers([next(prefetcher)]) == [0]
+    with jax.enable_x64(True), jax.default_device(jax.devices()[3]):
+        for number in range(1, 8):
+            n = next(prefetcher)["n"]
+            assert (int(n[0]), n.dtype, n.devices()) == (number, np.int32, {jax.devices()[0]})
     prefetcher.close()
 
 
