@@ -31,11 +31,13 @@ def mix(seed: int, purpose: str, counters: npt.NDArray[np.uint64]) -> npt.NDArra
 
 def round_keys(seed: int, purpose: str, counters: Int64s) -> Keys:
     """Round keys for each counter; a single column where all counters are the same."""
-    unique, inverse = distinct(counters)
+    starts = np.flatnonzero(np.diff(counters)) + 1  # of runs of equal counters, but the first
+    ends = np.append(starts, counters.size)
     rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None]
-    keys = mix(seed, purpose, unique.astype(np.uint64) * np.uint64(_ROUNDS) + rounds)
+    own = counters[ends - 1].astype(np.uint64) if counters.size else np.zeros(1, np.uint64)
+    keys = mix(seed, purpose, own * np.uint64(_ROUNDS) + rounds)
     keys = (keys >> np.uint64(32)).astype(np.uint32)
-    return keys if len(unique) == 1 else keys[:, inverse]
+    return np.repeat(keys, np.diff(ends, prepend=0), axis=1) if starts.size else keys
 
 
 def hashed(seed: int, purpose: str, counters: Int64s, below: int) -> Int64s:

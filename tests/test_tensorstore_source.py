@@ -218,7 +218,7 @@ def test_no_more_reads_than_allowed_are_in_flight(threads: int):
 
         def __init__(self, slab: Slab, slot: int) -> None:
             nonlocal now, most
-            buffer[slot] = slab.number
+            buffer[slot] = slab[1]
             with lock:
                 now += 1
                 most = max(most, now)
@@ -232,7 +232,7 @@ def test_no_more_reads_than_allowed_are_in_flight(threads: int):
     slabs = Slabs(Read, [60], reads_in_flight=3)
 
     def hold(first: int) -> None:
-        with slabs.hold([Slab(0, number) for number in range(first, first + 20)]) as slots:
+        with slabs.hold([(0, number) for number in range(first, first + 20)]) as slots:
             np.testing.assert_array_equal(buffer[slots], range(first, first + 20))
 
     with ThreadPoolExecutor(threads) as pool:
@@ -243,7 +243,7 @@ def test_no_more_reads_than_allowed_are_in_flight(threads: int):
 def test_a_slot_whose_read_was_given_up_is_not_used_before_it_has_ended():
     class Read:
         def __init__(self, slab: Slab, slot: int) -> None:
-            begun.append((slab.number, slot, self))
+            begun.append((slab[1], slot, self))
             self.ended = False
 
         def result(self) -> None:
@@ -255,12 +255,12 @@ def test_a_slot_whose_read_was_given_up_is_not_used_before_it_has_ended():
 
     begun: list[tuple[int, int, Read]] = []
     slabs = Slabs(Read, [2], reads_in_flight=2)
-    with pytest.raises(KeyboardInterrupt), slabs.hold([Slab(0, 7)]):
+    with pytest.raises(KeyboardInterrupt), slabs.hold([(0, 7)]):
         pass
     taken = threading.Event()
 
     def hold_two() -> list[int]:
-        with pytest.raises(KeyboardInterrupt), slabs.hold([Slab(0, 8), Slab(0, 9)]):
+        with pytest.raises(KeyboardInterrupt), slabs.hold([(0, 8), (0, 9)]):
             pass
         taken.set()
         return [slot for number, slot, _ in begun if number != 7]
@@ -270,6 +270,19 @@ def test_a_slot_whose_read_was_given_up_is_not_used_before_it_has_ended():
         assert not taken.wait(0.3)  # one slot is free, and two are needed
         begun[0][2].ended = True
         assert sorted(waiting.result(60)) == [0, 1]
+
+
+def test_any_rows_in_any_order_and_none(tmp_path: Path):
+    data = unlike_records(200)
+    paths = write_records(tmp_path, 200, rows=8)
+    paths["id"] = write_file(tmp_path / "in one chunk", data["id"], rows=200)
+    for cache_bytes in (1, 3000, 2**20):  # for no slab, for a few, for all
+        source = TensorStoreSource(paths, cache_bytes=cache_bytes)
+        for rows in ([], [3], [199, 0, 0, 7], [*range(199, -1, -1)], [8, 15, 8]):
+            got = source.gather(np.array(rows, np.int64))
+            for name, leaf in data.items():
+                assert got[name].dtype == leaf.dtype
+                np.testing.assert_array_equal(got[name], leaf[rows] if rows else leaf[:0])
 
 
 def test_threads_that_want_the_same_chunk_read_it_once(tmp_path: Path):

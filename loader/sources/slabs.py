@@ -13,16 +13,12 @@ import dataclasses
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 _GIVEN_UP_CHECK_S = 0.05
 
 
-class Slab(NamedTuple):
-    """Slab `number` of array `leaf`."""
-
-    leaf: int
-    number: int
+Slab = tuple[int, int]  # which array, and the number of the slab in it
 
 
 class SlabError(Exception):
@@ -71,9 +67,9 @@ class Slabs:
         all of them: threads that wait hold nothing, so none waits for ever.
         """
         with self._changed:
-            while not self._room_for(slabs):
+            while (taken := self._take(slabs)) is None:
                 self._changed.wait(_GIVEN_UP_CHECK_S if self._given_up else None)
-            places, missing = self._take(slabs)
+        places, missing = taken
         try:
             if missing:
                 self._fill(missing)
@@ -95,35 +91,40 @@ class Slabs:
         with self._permits:
             return read().result()
 
-    def _room_for(self, slabs: Sequence[Slab]) -> bool:
-        for slab, place in [pair for pair in self._given_up if pair[1].reading.done()]:
-            self._given_up.remove((slab, place))
-            self._release(slab, place)
-        wanted = list(self._busy)
-        for leaf, number in slabs:
-            place = self._places[leaf].get(number)
-            wanted[leaf] += place is None or place.users == 0
-        return all(count <= most for count, most in zip(wanted, self._slots, strict=True))
+    def _take(self, slabs: Sequence[Slab]) -> tuple[list[_Place], list[tuple[Slab, _Place]]] | None:
+        """Places for all, counted as used, and those of them that are still to be filled.
 
-    def _take(self, slabs: Sequence[Slab]) -> tuple[list[_Place], list[tuple[Slab, _Place]]]:
-        """Places for all, counted as used, and those of them that are still to be filled."""
+        None if there is no room for them now.
+        """
         places = [self._places[leaf].get(number) for leaf, number in slabs]
+        if None in places and not self._room_for(slabs, places):
+            return None
         for slab, place in zip(slabs, places, strict=True):
             if place is not None:
                 self._use(slab, place)
         missing = []
-        for index, slab in enumerate(slabs):
-            if places[index] is None:
-                place = self._places[slab.leaf][slab.number] = _Place(self._slot(slab.leaf))
+        for index, place in enumerate(places):
+            if place is None:  # those that are there are in use by now: none of them makes room
+                leaf, number = slab = slabs[index]
+                places[index] = place = self._places[leaf][number] = _Place(self._slot(leaf))
                 self._use(slab, place)
-                places[index] = place
                 missing.append((slab, place))
-        return [place for place in places if place is not None], missing
+        return cast("list[_Place]", places), missing
+
+    def _room_for(self, slabs: Sequence[Slab], places: Sequence[_Place | None]) -> bool:
+        for slab, place in [pair for pair in self._given_up if pair[1].reading.done()]:
+            self._given_up.remove((slab, place))
+            self._release(slab, place)
+        wanted = list(self._busy)
+        for (leaf, _), place in zip(slabs, places, strict=True):
+            wanted[leaf] += place is None or place.users == 0
+        return all(count <= most for count, most in zip(wanted, self._slots, strict=True))
 
     def _use(self, slab: Slab, place: _Place) -> None:
-        self._busy[slab.leaf] += place.users == 0
+        leaf, number = slab
+        self._busy[leaf] += place.users == 0
         place.users += 1
-        self._places[slab.leaf].move_to_end(slab.number)
+        self._places[leaf].move_to_end(number)
 
     def _leave(self, slab: Slab, place: _Place) -> None:
         place.users -= 1
@@ -135,9 +136,10 @@ class Slabs:
             self._given_up.append((slab, place))
 
     def _release(self, slab: Slab, place: _Place) -> None:
-        self._busy[slab.leaf] -= 1
-        if self._places[slab.leaf].get(slab.number) is not place:  # its read has failed
-            self._free[slab.leaf].append(place.slot)
+        leaf, number = slab
+        self._busy[leaf] -= 1
+        if self._places[leaf].get(number) is not place:  # its read has failed
+            self._free[leaf].append(place.slot)
 
     def _slot(self, leaf: int) -> int:
         if self._free[leaf]:
@@ -183,5 +185,6 @@ class Slabs:
 
     def _failed(self, slab: Slab, place: _Place, error: BaseException) -> None:
         with self._changed:
-            del self._places[slab.leaf][slab.number]
+            leaf, number = slab
+            del self._places[leaf][number]
             place.error = error

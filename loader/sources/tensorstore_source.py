@@ -74,6 +74,7 @@ class TensorStoreSource:
         self._leaf_names = [name for name, _ in named_leaves(places)]
         self._length = self._common_length()
         self._slab_rows = [_slab_rows(store) for store in self._stores]
+        self._depths = set(self._slab_rows)
         self._row_bytes = [
             math.prod(store.shape[1:]) * store.dtype.numpy_dtype.itemsize for store in self._stores
         ]
@@ -131,30 +132,34 @@ class TensorStoreSource:
         return jax.tree.unflatten(self._tree, self._rows(indices))
 
     def _rows(self, indices: Int64s) -> list[np.ndarray]:
-        # Lists and dicts: of so few numbers they are faster than np.unique. Most arrays are alike.
-        by_depth = {deep: (indices // deep).tolist() for deep in set(self._slab_rows)}
-        distinct = {deep: list(dict.fromkeys(numbers)) for deep, numbers in by_depth.items()}
-        number_of = [by_depth[deep] for deep in self._slab_rows]
-        needed = [distinct[deep] for deep in self._slab_rows]
-        count = len(indices)
-        kept = [n for n, own in enumerate(needed) if self._worth_keeping(n, len(own), count)]
-        if any(len(needed[leaf]) > len(self._buffers[leaf]) for leaf in kept):
+        # Most arrays are alike: what follows from the depth of slabs is found once for all of them.
+        number_of = {deep: indices // deep for deep in self._depths}
+        needed = {deep: sorted(set(own.tolist())) for deep, own in number_of.items()}
+        kept = [
+            leaf
+            for leaf, deep in enumerate(self._slab_rows)
+            if self._worth_keeping(leaf, len(needed[deep]), len(indices))
+        ]
+        if any(len(needed[self._slab_rows[leaf]]) > len(self._buffers[leaf]) for leaf in kept):
             return self._rows_by_halves(indices)
-        slabs = [Slab(leaf, number) for leaf in kept for number in needed[leaf]]
+        slabs = [(leaf, number) for leaf in kept for number in needed[self._slab_rows[leaf]]]
         rows = [np.empty(0)] * len(self._stores)
         for leaf in set(range(len(rows))).difference(kept):
             rows[leaf] = self._read_rows(leaf, indices)
         try:
-            with self._slabs.hold(slabs) as held:
-                slots = iter(held)
+            with self._slabs.hold(slabs) as slots:
                 for leaf in kept:
-                    slot_of = {number: next(slots) for number in needed[leaf]}
                     deep = self._slab_rows[leaf]
-                    own = np.fromiter(map(slot_of.__getitem__, number_of[leaf]), np.int64, count)
-                    places = own * deep + indices % deep
+                    numbers = np.array(needed[deep], np.int64)
+                    own = np.array(slots[: len(numbers)], np.int64)
+                    slots = slots[len(numbers) :]
+                    # By how much the rows of a slab lie elsewhere in the buffer than in the array.
+                    shifts = deep * (own - numbers)
+                    if len(numbers) > 1:
+                        shifts = shifts[np.searchsorted(numbers, number_of[deep])]
                     buffer = self._buffers[leaf]
                     flat = buffer.reshape(-1, *buffer.shape[2:])
-                    rows[leaf] = take_rows(flat, places)
+                    rows[leaf] = take_rows(flat, indices + shifts)
         except SlabError as error:
             leaf, number = error.slab
             first = number * self._slab_rows[leaf]
