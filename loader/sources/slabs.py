@@ -83,7 +83,9 @@ class Slabs:
         finally:
             with self._changed:
                 for slab, place in zip(slabs, places, strict=True):
-                    self._leave(slab, place)
+                    place.users -= 1
+                    if not place.users:
+                        self._leave(slab, place)
                 self._changed.notify_all()
 
     def read_past(self, read: Callable[[], Any]) -> Any:
@@ -99,16 +101,19 @@ class Slabs:
         places = [self._places[leaf].get(number) for leaf, number in slabs]
         if None in places and not self._room_for(slabs, places):
             return None
-        for slab, place in zip(slabs, places, strict=True):
+        for (leaf, number), place in zip(slabs, places, strict=True):
             if place is not None:
-                self._use(slab, place)
+                self._busy[leaf] += place.users == 0
+                place.users += 1
+                self._places[leaf].move_to_end(number)
         missing = []
         for index, place in enumerate(places):
             if place is None:  # those that are there are in use by now: none of them makes room
-                leaf, number = slab = slabs[index]
-                places[index] = place = self._places[leaf][number] = _Place(self._slot(leaf))
-                self._use(slab, place)
-                missing.append((slab, place))
+                leaf, number = slabs[index]
+                place = places[index] = _Place(self._slot(leaf), users=1)
+                self._busy[leaf] += 1
+                self._places[leaf][number] = place
+                missing.append((slabs[index], place))
         return cast("list[_Place]", places), missing
 
     def _room_for(self, slabs: Sequence[Slab], places: Sequence[_Place | None]) -> bool:
@@ -120,16 +125,8 @@ class Slabs:
             wanted[leaf] += place is None or place.users == 0
         return all(count <= most for count, most in zip(wanted, self._slots, strict=True))
 
-    def _use(self, slab: Slab, place: _Place) -> None:
-        leaf, number = slab
-        self._busy[leaf] += place.users == 0
-        place.users += 1
-        self._places[leaf].move_to_end(number)
-
     def _leave(self, slab: Slab, place: _Place) -> None:
-        place.users -= 1
-        if place.users:
-            return
+        """Nobody uses it any more."""
         if place.filled or place.reading is None or place.reading.done():
             self._release(slab, place)
         else:
