@@ -1,52 +1,70 @@
 """Who makes the next batch: the thread that works ahead, or the loop itself.
 
-Handing a batch from thread to thread takes time, and so does sharing the interpreter: 50 to 300 µs.
-Where making one takes hardly longer and the loop does little in between, that is more than working
-ahead can gain. It depends on the loop, so both ways are tried for some batches, and the clock
-decides. It changes the speed, never the batches.
+Working ahead gains no more than what the loop does between two batches. Handing a batch from thread
+to thread costs 50 to 300 µs, for the interpreter is shared. So a loop that does nearly nothing in
+between makes its batches itself. Where it does more, and batches are still short, both ways are
+tried for some of them, and the clock decides. It changes the speed, never the batches.
 """
 
-import math
+import statistics
 from collections.abc import Generator
 
 _WINDOW = 32  # batches that are timed at once
-_ROUNDS = 3  # in which either way is timed once; the fastest of each counts
+_ROUNDS = 3  # in which either way is timed once; the median of each counts
+_SETTLING = 16  # batches after a change that say nothing: memory and caches are another thread's
+_IDLE_NS = 50_000  # between two batches: a loop that does less has nothing to gain
 _SHORT_NS = 1_000_000  # a batch: where it takes longer, the hand-over does not show
 _FIRST_HOLD, _LAST_HOLD = 2, 2048  # windows from one trial to the next
 
 
 class Pace:
-    """Chooses for one loop, from the times at which it asks for batches.
+    """Chooses for one loop, from the times at which it asks for batches and is given them.
 
-    `depth` is how many may be ready: so many say nothing after a change from one way to the other.
+    `depth` is how many may be ready: they too say nothing after a change.
     """
 
     def __init__(self, depth: int) -> None:
-        self._choices = _choose(depth + 1)
+        self._choices = _choose(depth + _SETTLING)
         self._alone, self._left = next(self._choices)
-        self._since = 0
+        self._since = self._given_at = self._between = 0
 
     def alone(self, now_ns: int) -> bool:
         """Whether the loop, which asks for a batch now, is to make it itself."""
+        self._between += now_ns - self._given_at
         if self._left == 0:
-            self._alone, self._left = self._choices.send(now_ns - self._since)
-            self._since = now_ns
+            times = now_ns - self._since, self._between
+            self._alone, self._left = self._choices.send(times)
+            self._since, self._between = now_ns, 0
         self._left -= 1
         return self._alone
 
+    def given(self, now_ns: int) -> None:
+        """Note that the batch asked for is there."""
+        self._given_at = now_ns
 
-def _choose(settling: int) -> Generator[tuple[bool, int], int, None]:
-    """Whether to be alone, and for how many batches; is sent how many ns those took."""
-    alone, hold, longer = False, _FIRST_HOLD, 0
+
+def _choose(settling: int) -> Generator[tuple[bool, int], tuple[int, int], None]:
+    """Whether to be alone, and for how many batches.
+
+    Is sent how many ns those took, and how many of them lay between two batches.
+    """
+    alone, longer = False, 0
+    hold = left = _FIRST_HOLD
     while True:
-        for _ in range(hold):
-            longer = longer + 1 if (yield alone, _WINDOW) > _WINDOW * _SHORT_NS else 0
-            if longer > 1:  # once may have been the start, or a pause
-                alone, hold = False, _FIRST_HOLD
-                break
+        took, between = yield alone, _WINDOW
+        longer = longer + 1 if took > _WINDOW * _SHORT_NS else 0
+        if longer > 1:  # once may have been the start, or a pause
+            alone, hold, left = False, _FIRST_HOLD, _FIRST_HOLD
+        elif between < _WINDOW * _IDLE_NS:
+            alone = True
+        elif left > 1:
+            left -= 1
         else:
-            fastest = {False: math.inf, True: math.inf}
+            times: dict[bool, list[int]] = {False: [], True: []}
             for way in (False, True) * _ROUNDS:
                 yield way, settling
-                fastest[way] = min(fastest[way], (yield way, _WINDOW))
-            alone, hold = fastest[True] < fastest[False], min(4 * hold, _LAST_HOLD)
+                took, _ = yield way, _WINDOW
+                times[way].append(took)
+            threaded, by_loop = (statistics.median(times[way]) for way in (False, True))
+            alone = by_loop < threaded
+            hold = left = min(4 * hold, _LAST_HOLD)

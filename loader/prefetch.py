@@ -131,6 +131,7 @@ class Ahead(Generic[T]):
             self._kept += 1
         if not alone:
             self._give_slots_back()
+        self._pace.given(time.perf_counter_ns())
         return item
 
     def _make_here(self) -> None:

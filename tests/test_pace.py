@@ -10,12 +10,19 @@ LONG_AGO = 10**15
 US = 1000
 
 
-def choices(took: Callable[[int, bool], int], batches: int, depth: int = 2) -> list[bool]:
-    """What is chosen for each batch of a loop for which one takes `took(number, alone)` ns."""
+def choices(
+    took: Callable[[int, bool], int], between: int, batches: int, depth: int = 2
+) -> list[bool]:
+    """What is chosen for each batch of a loop that does something for `between` µs after each.
+
+    `took(number, alone)` says how many µs the loop waits for a batch, or makes it.
+    """
     pace, now, chosen = Pace(depth), LONG_AGO, []
     for number in range(batches):
         chosen.append(pace.alone(now))
-        now += took(number, chosen[-1])
+        now += took(number, chosen[-1]) * US
+        pace.given(now)
+        now += between * US
     return chosen
 
 
@@ -23,32 +30,42 @@ def share_alone(chosen: list[bool]) -> float:
     return sum(chosen) / len(chosen)
 
 
+def test_a_loop_that_does_nothing_in_between_makes_its_batches():
+    for threaded in (50, 150, 900):  # whatever the clock says of it
+        chosen = choices(lambda _, alone, t=threaded: 100 if alone else t, 40, 10_000)
+        assert not any(chosen[:32])  # a thread begins, in case the loop has something to do
+        assert all(chosen[64:])
+
+
 @pytest.mark.parametrize("depth", [1, 2, 8])
-def test_the_faster_way_is_chosen_and_tried_again_ever_less_often(depth: int):
-    quick = choices(lambda _, alone: (100 if alone else 150) * US, 100_000, depth)
-    assert share_alone(quick[:64]) == 0  # a thread begins, in case the loop has something to do
+def test_of_a_short_loop_the_faster_way_is_chosen_and_tried_again_ever_less_often(depth: int):
+    quick = choices(lambda _, alone: 100 if alone else 150, 60, 100_000, depth)
+    assert not any(quick[:64])
     assert 0.6 < share_alone(quick[:2000]) < share_alone(quick)
-    assert share_alone(quick) > 0.98
-    overlapped = choices(lambda _, alone: (600 if alone else 400) * US, 100_000, depth)
-    assert 0 < share_alone(overlapped) < 0.02
+    assert share_alone(quick) > 0.97
+    overlapped = choices(lambda _, alone: 400 if alone else 200, 200, 100_000, depth)
+    assert 0 < share_alone(overlapped) < 0.03
 
 
 def test_a_loop_that_takes_its_time_is_never_tried_upon():
-    assert not any(choices(lambda _, alone: (1001 if alone else 1500) * US, 10_000))
+    assert not any(choices(lambda _, alone: 900 if alone else 1500, 101, 10_000))
+    assert not any(choices(lambda _, alone: 1500, 1, 10_000))  # nor one that waits for a disk
 
 
 def test_a_slow_first_batch_and_pauses_decide_nothing():
     def took(number: int, alone: bool) -> int:
-        return 10**9 if number % 1000 == 0 else (100 if alone else 150) * US
+        return 10**6 if number % 1000 == 0 else 100 if alone else 150
 
-    assert share_alone(choices(took, 100_000)) > 0.98
+    assert share_alone(choices(took, 60, 100_000)) > 0.97
+    assert share_alone(choices(took, 1, 100_000)) > 0.98
 
 
-def test_a_loop_that_gets_something_to_do_gets_its_thread_back():
+@pytest.mark.parametrize("between", [1, 60])
+def test_a_loop_that_gets_something_to_do_gets_its_thread_back(between: int):
     def took(number: int, alone: bool) -> int:
-        return (100 if alone else 150) * US if number < 50_000 else 20_000 * US
+        return (100 if alone else 150) if number < 50_000 else 20_000
 
-    chosen = choices(took, 60_000)
+    chosen = choices(took, between, 60_000)
     assert share_alone(chosen[40_000:50_000]) == 1
     assert share_alone(chosen[50_000:50_100]) > 0
     assert share_alone(chosen[50_100:]) == 0
@@ -62,8 +79,8 @@ def test_batches_that_were_ready_do_not_count_for_the_loop_alone():
         nonlocal ready
         if not alone:
             ready = depth
-            return 150 * US
+            return 90
         ready -= ready > 0
-        return 1 * US if ready else 160 * US
+        return 0 if ready else 100
 
-    assert share_alone(choices(took, 100_000, depth)) < 0.02
+    assert share_alone(choices(took, 60, 100_000, depth)) < 0.03

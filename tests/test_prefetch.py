@@ -80,6 +80,9 @@ class InTurns:
     def alone(self, now_ns: int) -> bool:
         return self._random.random() < 0.7
 
+    def given(self, now_ns: int) -> None:
+        pass
+
 
 class Alone:
     """A pace that has the loop make all of them, but those that the thread begins with."""
@@ -89,6 +92,9 @@ class Alone:
 
     def alone(self, now_ns: int) -> bool:
         return True
+
+    def given(self, now_ns: int) -> None:
+        pass
 
 
 @pytest.fixture(params=["as it comes", "in turns", "alone"])
