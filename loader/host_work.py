@@ -38,7 +38,7 @@ from loader.stats import Recorder, traced
 from loader.transform import RowError, SpecUnknown, spec_after
 
 # Order is computed for so many positions at once and kept for the batches that follow.
-_ORDER_BLOCK = 32768
+_ORDER_BLOCK = 65536
 _ORDER_BLOCKS_KEPT = 3
 
 

@@ -18,6 +18,7 @@ _ROUNDS = 8
 _FACTORS = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _HALF = np.uint32(15)
 _FEW_RUNS = 16
+_CHUNK = 32768  # indices sent through at once: their temporaries stay in the cache
 
 
 def mix(seed: int, purpose: str, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -81,7 +82,10 @@ def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
             return network[x]
         return _feistel(x, bits, keys if one_key else keys[:, which])
 
-    out = send(index.astype(word), slice(None))
+    out = np.empty(index.size, word)
+    for start in range(0, index.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        out[part] = send(index[part].astype(word), part)
     last = word(length - 1)
     outside = np.flatnonzero(out > last)
     while outside.size:  # more than half of the network's range lies inside, so few rounds

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.permutation import Int64s
-from loader.rows import take_rows
+from loader.rows import heads_of, take_rows
 from loader.sources.source import sampled_fingerprint
 from loader.spec import Spec, named_leaves, spec_of, without_rows
 
@@ -35,6 +35,7 @@ class ArraySource:
         # As plain ndarrays: a memory map stays one underneath, without its slower subclass.
         flat, self._tree = jax.tree.flatten(arrays)
         self._leaves: list[np.ndarray] = [np.asarray(leaf) for leaf in flat]
+        self._heads = [heads_of(leaf) for leaf in self._leaves]
         lengths = {name: len(leaf) for name, leaf in leaves}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"leaves have different numbers of rows: {lengths}")
@@ -51,7 +52,12 @@ class ArraySource:
         return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
 
     def gather(self, indices: Int64s) -> Any:
-        return jax.tree.unflatten(self._tree, [take_rows(leaf, indices) for leaf in self._leaves])
+        return self._tree.unflatten(
+            [
+                take_rows(leaf, indices, heads)
+                for leaf, heads in zip(self._leaves, self._heads, strict=True)
+            ]
+        )
 
     def record_spec(self) -> Spec:
         return without_rows(spec_of(jax.tree.unflatten(self._tree, self._leaves)))
