@@ -73,7 +73,7 @@ class Placement:
                 leaf = self._narrowed(number, leaf, record_of)
             place = self._places[number]
             placed.append(place.place_by_jax(leaf) if guarded else place.place(leaf, device))
-        return jax.tree.unflatten(self._tree, placed)
+        return self._tree.unflatten(placed)
 
     def _narrowed(
         self, number: int, leaf: Any, record_of: Callable[[int], str | None]
