@@ -18,8 +18,6 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
-import functools
-import itertools
 import queue
 import sys
 import threading
@@ -49,15 +47,34 @@ class BatchLost(RuntimeError):
     """An interrupt struck between the queue and the consumer: what comes next is not in order."""
 
 
-class _End:
-    """Stands in the queue after the last batch."""
+class _Last:
+    """Stands where no batch is, and none follows."""
+
+
+class _End(_Last):
+    """After the last batch."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Failure:
-    """Stands in the queue where the batch would be that could not be made."""
+class _Failure(_Last):
+    """Where a batch could not be made."""
 
     error: BaseException
+
+
+class _Line:
+    """What the thread and the consumer share; nothing in it leads back to either."""
+
+    def __init__(self, depth: int) -> None:
+        self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()  # results, in order
+        self.slots: queue.SimpleQueue[None] = queue.SimpleQueue()  # one entry for each free slot
+        self.stopped = False
+        for _ in range(depth):
+            self.slots.put(None)
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.slots.put(None)
 
 
 def thread_settings() -> tuple[bool, Any]:
@@ -75,21 +92,18 @@ class Ahead(Generic[T]):
     def __init__(
         self, make: Callable[[], T], finish: Callable[[], Any], depth: int, name: str
     ) -> None:
-        self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._make_one = functools.partial(_make_one, make, self._ready, itertools.count())
+        self._make = make
+        self._line = _Line(depth)
         self._pace = Pace(depth)
         self._settings = thread_settings()
         self._context = contextvars.Context()  # an empty one, as the thread has
         self._depth = depth
-        self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()  # one entry for each free slot
-        for _ in range(depth):
-            self._slots.put(None)
         self._kept = 0  # slots that the consumer holds
-        self._stop = threading.Event()
-        self._taken = 0
+        self._taking = False
+        self._last: _Last | None = None  # once it was taken
         self._thread = threading.Thread(
             target=_produce,
-            args=(self._make_one, finish, self._slots, self._stop, self._settings),
+            args=(make, finish, self._line, self._settings),
             name=name,
             daemon=True,
         )
@@ -98,69 +112,70 @@ class Ahead(Generic[T]):
         jax.devices()
         atexit.unregister(_end_all)
         atexit.register(_end_all)
-        _alive[self._thread] = (self._stop, self._slots)
+        _alive[self._thread] = self._line
         self._thread.start()
-        weakref.finalize(self, _tell_to_stop, self._stop, self._slots)
+        weakref.finalize(self, self._line.stop)
 
     def take(self) -> T:
         """The next result, in order; raises what `make` raised. `BatchLost` if one is missing."""
+        if self._taking:
+            raise BatchLost("a result was lost to an interrupt")
+        self._taking = True  # and stays so if an interrupt strikes
+        item = self._last or self._next()
+        if isinstance(item, _Last):
+            self._line.stop()
+            again = RuntimeError("the prefetch thread has ended with an error")
+            self._last = _Failure(again) if isinstance(item, _Failure) else item
+            self._taking = False
+            raise item.error if isinstance(item, _Failure) else StopIteration
+        self._pace.given(time.perf_counter_ns())
+        self._taking = False
+        return item
+
+    def _next(self) -> Any:
+        """The next result, or what stands in its place."""
         alone = self._pace.alone(time.perf_counter_ns()) and self._may_make()
         if not alone:
             self._give_slots_back()
-        elif self._kept == self._depth and self._ready.empty():
-            self._make_here()
-        while True:
-            try:
-                number, item = self._ready.get(timeout=_LIVENESS_CHECK_S)
-            except queue.Empty:
-                if self._thread.is_alive() or not self._ready.empty():
-                    continue
-                raise RuntimeError("the prefetch thread has ended, and left no batch") from None
-            break
-        if number != self._taken:
-            raise BatchLost(f"result {self._taken} was lost to an interrupt")
-        if isinstance(item, _End):
-            self._ready.put((number, item))
-            raise StopIteration
-        if isinstance(item, _Failure):
-            again = RuntimeError("the prefetch thread has ended with an error")
-            self._ready.put((number, _Failure(again)))
-            raise item.error
-        self._taken += 1
-        if self._kept < self._depth:
-            self._kept += 1
+        elif self._kept == self._depth and self._line.ready.empty():  # the thread does nothing
+            return self._context.run(_made, self._make)
+        item = self._wait()
+        self._kept += 1
         if not alone:
             self._give_slots_back()
-        self._pace.given(time.perf_counter_ns())
         return item
-
-    def _make_here(self) -> None:
-        """Do what the thread does, while it does nothing."""
-        if not self._context.run(self._make_one):
-            _tell_to_stop(self._stop, self._slots)
 
     def _may_make(self) -> bool:
         """Whether a batch made by this thread would be made as in the other."""
         return thread_settings() == self._settings and not transfers_are_guarded()
 
+    def _wait(self) -> Any:
+        ready = self._line.ready
+        while True:
+            try:
+                return ready.get(timeout=_LIVENESS_CHECK_S)
+            except queue.Empty:
+                if not self._thread.is_alive() and ready.empty():
+                    raise RuntimeError("the prefetch thread has ended, and left no batch") from None
+
     def _give_slots_back(self) -> None:
         while self._kept:
             self._kept -= 1
-            self._slots.put(None)
+            self._line.slots.put(None)
 
     @property
     def ready(self) -> int:
         """How many results lie ready now."""
-        return self._ready.qsize()
+        return self._line.ready.qsize()
 
     def close(self, timeout_s: float | None = None) -> str | None:
         """Stop the thread and wait, but not for long. Says what it is still doing, if anything."""
-        _tell_to_stop(self._stop, self._slots)
+        self._line.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_TIMEOUT_S if timeout_s is None else timeout_s)
         if not self._thread.is_alive():
-            while not self._ready.empty():  # let go of batches nobody will take
-                self._ready.get()
+            while not self._line.ready.empty():  # let go of batches nobody will take
+                self._line.ready.get()
         return still_running([self._thread])
 
 
@@ -177,57 +192,50 @@ def still_running(threads: Iterable[threading.Thread]) -> str | None:
 
 
 def _produce(
-    make_one: Callable[[], bool],
+    make: Callable[[], Any],
     finish: Callable[[], Any],
-    slots: "queue.SimpleQueue[None]",
-    stop: threading.Event,
+    line: _Line,
     settings: tuple[bool, Any],
 ) -> None:
     x64, device = settings
     try:
         with jax.enable_x64(x64), jax.default_device(device) if device else _NOTHING:
             while True:
-                slots.get()  # before anything is made: no more than `depth` are alive here
-                if stop.is_set() or not make_one():
+                line.slots.get()  # before anything is made: no more than `depth` are alive here
+                if line.stopped:
                     return
+                item = _made(make)
+                line.ready.put(item)
+                if isinstance(item, _Last):
+                    return
+                del item  # it is the consumer's
     finally:
         finish()
         _alive.pop(threading.current_thread(), None)
 
 
-def _make_one(
-    make: Callable[[], Any], ready: "queue.SimpleQueue[Any]", numbers: Iterator[int]
-) -> bool:
-    """Put the next result into the queue, or what stands in its place. Whether more will come."""
-    number = next(numbers)
+def _made(make: Callable[[], Any]) -> Any:
+    """What is made next, or what stands in its place."""
     try:
-        ready.put((number, make()))
+        return make()
     except StopIteration:
-        ready.put((number, _End()))
+        return _End()
     except BaseException as error:  # the consumer's to see, Ctrl-C and exit included
-        ready.put((number, _Failure(error)))
-    else:
-        return True
-    return False
+        return _Failure(error)
 
 
 _NOTHING = contextlib.nullcontext()
 
 
-def _tell_to_stop(stop: threading.Event, slots: "queue.SimpleQueue[None]") -> None:
-    stop.set()
-    slots.put(None)
-
-
 # Threads that have not ended, also of prefetchers that are gone: at exit they must be waited for.
-_alive: dict[threading.Thread, tuple[threading.Event, "queue.SimpleQueue[None]"]] = {}
+_alive: dict[threading.Thread, _Line] = {}
 
 
 def _end_all() -> None:
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     threads = list(_alive.items())
-    for _, (stop, slots) in threads:
-        _tell_to_stop(stop, slots)
+    for _, line in threads:
+        line.stop()
     for thread, _ in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
 

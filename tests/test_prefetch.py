@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import loader.prefetch
-from loader import DataLoader, DevicePrefetcher, MeshSharder, Shuffle, Threads
+from loader import ArraySource, DataLoader, DevicePrefetcher, MeshSharder, Shuffle, Threads
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from tests.data import unlike_records
 
@@ -374,6 +373,23 @@ def test_the_loop_makes_batches_as_the_thread_does(monkeypatch: pytest.MonkeyPat
     batches.close()
 
 
+@whoever_makes_them
+@pytest.mark.parametrize("bad", range(7))
+def test_a_record_that_cannot_be_read_stops_the_batches_behind_it(bad: int):
+    class Broken(ArraySource):
+        def gather(self, indices: np.ndarray) -> Any:
+            if indices.tolist() == list(range(bad * 4, bad * 4 + 4)):
+                raise OSError(f"record {bad * 4}")
+            return super().gather(indices)
+
+    batches = DataLoader(Broken(unlike_records(40)), batch_size=4)
+    for _ in range(3):  # as often as it is tried
+        with pytest.raises(OSError, match=f"record {bad * 4}"):
+            list(batches)
+        assert batches.get_state()["step"] == bad
+    batches.close()
+
+
 # On its own
 
 
@@ -487,7 +503,12 @@ def test_an_interrupt_in_a_prefetcher_costs_nothing_or_is_said(
             def interrupted(*args: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr(prefetcher._ahead, "_slots", types.SimpleNamespace(put=interrupted))
+            def interrupted_with_a_batch() -> None:
+                if ahead._kept:
+                    raise KeyboardInterrupt
+
+            ahead = prefetcher._ahead
+            patch.setattr(ahead, "_give_slots_back", interrupted_with_a_batch)
             with pytest.raises(KeyboardInterrupt):
                 prefetcher._ahead.take()
         with monkeypatch.context() as patch:
