@@ -12,8 +12,8 @@ from collections.abc import Generator
 _WINDOW = 32  # batches that are timed at once
 _ROUNDS = 3  # in which either way is timed once; the median of each counts
 _SETTLING = 16  # batches after a change that say nothing: memory and caches are another thread's
-_IDLE_NS = 50_000  # between two batches: a loop that does less has nothing to gain
-_SHORT_NS = 1_000_000  # a batch: where it takes longer, the hand-over does not show
+_IDLE_NS = 100_000  # between two batches: who does less has nothing to gain
+_SHORT_NS = 2_000_000  # a batch: where it takes longer, the hand-over does not show
 _FIRST_HOLD, _LAST_HOLD = 2, 2048  # windows from one trial to the next
 
 

@@ -31,15 +31,15 @@ def share_alone(chosen: list[bool]) -> float:
 
 
 def test_a_loop_that_does_nothing_in_between_makes_its_batches():
-    for threaded in (50, 150, 900):  # whatever the clock says of it
-        chosen = choices(lambda _, alone, t=threaded: 100 if alone else t, 40, 10_000)
+    for threaded in (50, 150, 1800):  # whatever the clock says of it
+        chosen = choices(lambda _, alone, t=threaded: 100 if alone else t, 90, 10_000)
         assert not any(chosen[:32])  # a thread begins, in case the loop has something to do
         assert all(chosen[64:])
 
 
 @pytest.mark.parametrize("depth", [1, 2, 8])
 def test_of_a_short_loop_the_faster_way_is_chosen_and_tried_again_ever_less_often(depth: int):
-    quick = choices(lambda _, alone: 100 if alone else 150, 60, 100_000, depth)
+    quick = choices(lambda _, alone: 100 if alone else 150, 110, 100_000, depth)
     assert not any(quick[:64])
     assert 0.6 < share_alone(quick[:2000]) < share_alone(quick)
     assert share_alone(quick) > 0.97
@@ -48,19 +48,19 @@ def test_of_a_short_loop_the_faster_way_is_chosen_and_tried_again_ever_less_ofte
 
 
 def test_a_loop_that_takes_its_time_is_never_tried_upon():
-    assert not any(choices(lambda _, alone: 900 if alone else 1500, 101, 10_000))
-    assert not any(choices(lambda _, alone: 1500, 1, 10_000))  # nor one that waits for a disk
+    assert not any(choices(lambda _, alone: 1900 if alone else 2500, 101, 10_000))
+    assert not any(choices(lambda _, alone: 2500, 1, 10_000))  # nor one that waits for a disk
 
 
 def test_a_slow_first_batch_and_pauses_decide_nothing():
     def took(number: int, alone: bool) -> int:
         return 10**6 if number % 1000 == 0 else 100 if alone else 150
 
-    assert share_alone(choices(took, 60, 100_000)) > 0.97
+    assert share_alone(choices(took, 110, 100_000)) > 0.97
     assert share_alone(choices(took, 1, 100_000)) > 0.98
 
 
-@pytest.mark.parametrize("between", [1, 60])
+@pytest.mark.parametrize("between", [1, 110])
 def test_a_loop_that_gets_something_to_do_gets_its_thread_back(between: int):
     def took(number: int, alone: bool) -> int:
         return (100 if alone else 150) if number < 50_000 else 20_000
@@ -83,4 +83,4 @@ def test_batches_that_were_ready_do_not_count_for_the_loop_alone():
         ready -= ready > 0
         return 0 if ready else 100
 
-    assert share_alone(choices(took, 60, 100_000, depth)) < 0.03
+    assert share_alone(choices(took, 110, 100_000, depth)) < 0.03
