@@ -13,6 +13,7 @@ LAYERS = [
     "loader.structural",
     "loader.spec",
     "loader.permutation",
+    "loader.second_thread",
     "loader.rows",
     "loader.grain_shuffle",
     "loader.packing",
