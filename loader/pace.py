@@ -60,11 +60,12 @@ def _choose(settling: int) -> Generator[tuple[bool, int], tuple[int, int], None]
         elif left > 1:
             left -= 1
         else:
-            times: dict[bool, list[int]] = {False: [], True: []}
+            times: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
             for way in (False, True) * _ROUNDS:
                 yield way, settling
-                took, _ = yield way, _WINDOW
-                times[way].append(took)
-            threaded, by_loop = (statistics.median(times[way]) for way in (False, True))
-            alone = by_loop < threaded
+                times[way].append((yield way, _WINDOW))
+            threaded, _ = map(statistics.median, zip(*times[False], strict=True))
+            # How idle the loop is shows when it is alone: else it waits for the interpreter too.
+            by_loop, between = map(statistics.median, zip(*times[True], strict=True))
+            alone = by_loop < threaded or between < _WINDOW * _IDLE_NS
             hold = left = min(4 * hold, _LAST_HOLD)

@@ -11,18 +11,19 @@ US = 1000
 
 
 def choices(
-    took: Callable[[int, bool], int], between: int, batches: int, depth: int = 2
+    took: Callable[[int, bool], int], between: int, batches: int, depth: int = 2, shared: int = 0
 ) -> list[bool]:
     """What is chosen for each batch of a loop that does something for `between` µs after each.
 
-    `took(number, alone)` says how many µs the loop waits for a batch, or makes it.
+    `took(number, alone)` says how many µs the loop waits for a batch, or makes it. While the thread
+    makes them, the loop waits for the interpreter for `shared` µs after each batch.
     """
     pace, now, chosen = Pace(depth), LONG_AGO, []
     for number in range(batches):
         chosen.append(pace.alone(now))
         now += took(number, chosen[-1]) * US
         pace.given(now)
-        now += between * US
+        now += (between + (0 if chosen[-1] else shared)) * US
     return chosen
 
 
@@ -35,6 +36,13 @@ def test_a_loop_that_does_nothing_in_between_makes_its_batches():
         chosen = choices(lambda _, alone, t=threaded: 100 if alone else t, 90, 10_000)
         assert not any(chosen[:32])  # a thread begins, in case the loop has something to do
         assert all(chosen[64:])
+
+
+def test_waiting_for_the_interpreter_is_not_doing_something():
+    chosen = choices(lambda _, alone: 100 if alone else 20, 40, 10_000, shared=70)
+    assert any(chosen[:400])
+    assert not all(chosen[:400])  # it had to be tried
+    assert all(chosen[400:])
 
 
 @pytest.mark.parametrize("depth", [1, 2, 8])
