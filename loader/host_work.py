@@ -71,6 +71,8 @@ class HostWork:
         self._specs: dict[int, Any] = {}  # by the number of rows
         # The batcher's most derived word counts: one that redefines process alone is given records.
         self._by_process = _depth(batcher, "process") < _depth(batcher, "collate")
+        # Whether it makes no difference which thread makes a batch, and what it is told of JAX.
+        self.by_anyone = not stages and _by_anyone(source) and _by_anyone(batcher)
 
     def replaced(
         self,
@@ -339,6 +341,11 @@ class HostWork:
 def _depth(batcher: BatcherModule, method: str) -> int:
     """How far up its classes a batcher's method is defined: 0 for the batcher's own class."""
     return next(i for i, cls in enumerate(type(batcher).__mro__) if method in vars(cls))
+
+
+def _by_anyone(stage: Any) -> bool:
+    """Whether its class says so. What it inherits does not count: it may have added anything."""
+    return vars(type(stage)).get("by_anyone", False)
 
 
 def _has_size(dtype: Any) -> bool:

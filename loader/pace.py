@@ -6,11 +6,10 @@ between makes its batches itself. Where it does more, and batches are still shor
 tried for some of them, and the clock decides. It changes the speed, never the batches.
 """
 
-import statistics
 from collections.abc import Generator
 
-_WINDOW = 32  # batches that are timed at once
-_ROUNDS = 3  # in which either way is timed once; the median of each counts
+_WINDOW = 32  # batches that are timed at once, or more if more may be ready
+_TRIAL = (False, True, True, False, False, True)  # ways to be timed; the fastest of each counts
 _SETTLING = 16  # batches after a change that say nothing: memory and caches are another thread's
 _IDLE_NS = 100_000  # between two batches: who does less has nothing to gain
 _SHORT_NS = 2_000_000  # a batch: where it takes longer, the hand-over does not show
@@ -24,7 +23,7 @@ class Pace:
     """
 
     def __init__(self, depth: int) -> None:
-        self._choices = _choose(depth + _SETTLING)
+        self._choices = _choose(max(_WINDOW, 2 * depth), depth + _SETTLING)
         self._alone, self._left = next(self._choices)
         self._since = self._given_at = self._between = 0
 
@@ -43,7 +42,7 @@ class Pace:
         self._given_at = now_ns
 
 
-def _choose(settling: int) -> Generator[tuple[bool, int], tuple[int, int], None]:
+def _choose(window: int, settling: int) -> Generator[tuple[bool, int], tuple[int, int], None]:
     """Whether to be alone, and for how many batches.
 
     Is sent how many ns those took, and how many of them lay between two batches.
@@ -51,21 +50,21 @@ def _choose(settling: int) -> Generator[tuple[bool, int], tuple[int, int], None]
     alone, longer = False, 0
     hold = left = _FIRST_HOLD
     while True:
-        took, between = yield alone, _WINDOW
-        longer = longer + 1 if took > _WINDOW * _SHORT_NS else 0
+        took, between = yield alone, window
+        longer = longer + 1 if took > window * _SHORT_NS else 0
         if longer > 1:  # once may have been the start, or a pause
             alone, hold, left = False, _FIRST_HOLD, _FIRST_HOLD
-        elif between < _WINDOW * _IDLE_NS:
+        elif between < window * _IDLE_NS:
             alone = True
         elif left > 1:
             left -= 1
         else:
             times: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
-            for way in (False, True) * _ROUNDS:
+            for way in _TRIAL:
                 yield way, settling
-                times[way].append((yield way, _WINDOW))
-            threaded, _ = map(statistics.median, zip(*times[False], strict=True))
+                times[way].append((yield way, window))
+            threaded, _ = map(min, zip(*times[False], strict=True))
             # How idle the loop is shows when it is alone: else it waits for the interpreter too.
-            by_loop, between = map(statistics.median, zip(*times[True], strict=True))
-            alone = by_loop < threaded or between < _WINDOW * _IDLE_NS
+            by_loop, between = map(min, zip(*times[True], strict=True))
+            alone = by_loop < threaded or between < window * _IDLE_NS
             hold = left = min(4 * hold, _LAST_HOLD)

@@ -30,9 +30,11 @@ class PlacedStream:
         self._make = _PlaceNext(stream, placement, work)
         self._stream = stream
         self._recorder = work.recorder
-        self._ahead = (
-            Ahead(self._make, stream.close, prefetch, "gristmill-prefetch") if prefetch else None
-        )
+        self._ahead = None
+        if prefetch:
+            name = "gristmill-prefetch"
+            by_anyone = stream.by_anyone
+            self._ahead = Ahead(self._make, stream.close, prefetch, name, by_anyone=by_anyone)
 
     def __next__(self) -> tuple[int, Any, int, int]:
         made = self._make() if self._ahead is None else self._ahead.take()
@@ -52,7 +54,7 @@ class PlacedStream:
 
 @dataclasses.dataclass(frozen=True)
 class _PlaceNext:
-    """What the prefetch thread does. It knows nothing of the loader, which may be forgotten."""
+    """Makes batches for a thread. It knows nothing of the loader, which may be forgotten."""
 
     stream: HostStream
     placement: Placement | OperatedPlacement

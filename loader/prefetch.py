@@ -4,9 +4,10 @@ What travels is a batch together with the state that describes it, so whatever h
 the state is true to the last batch delivered. An exception of any kind arrives in the consumer,
 with its traceback, after the batches made before it.
 
-Where handing batches over costs more than it gains, the consumer makes them itself (`pace.py`), as
-the thread would. One slot per batch that may lie ready is what a maker needs: the consumer keeps
-those of the batches it takes, and once it has them all, the thread makes nothing and it may.
+Where handing batches over costs more than it gains, the consumer makes them itself (`pace.py`), if
+that makes no difference to what is made. One slot per batch that may lie ready is what a maker
+needs: the consumer keeps those of the batches it takes, and once it has them all, the thread makes
+nothing and it may. Batches are numbered as they are begun, so a lost one is noticed.
 
 A thread must not be doing JAX work when the interpreter ends, and must not keep alive what it
 works for. Hence the producer knows only the queue, never the prefetcher; it is stopped when that
@@ -15,9 +16,10 @@ is closed, dropped or, with a bounded wait, when the interpreter exits.
 
 import atexit
 import contextlib
-import contextvars
 import copy
 import dataclasses
+import functools
+import itertools
 import queue
 import sys
 import threading
@@ -66,7 +68,7 @@ class _Line:
     """What the thread and the consumer share; nothing in it leads back to either."""
 
     def __init__(self, depth: int) -> None:
-        self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()  # results, in order
+        self.ready: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()  # results, numbered
         self.slots: queue.SimpleQueue[None] = queue.SimpleQueue()  # one entry for each free slot
         self.stopped = False
         for _ in range(depth):
@@ -85,25 +87,30 @@ def thread_settings() -> tuple[bool, Any]:
 class Ahead(Generic[T]):
     """`make()` called again and again in a thread, up to `depth` results ahead.
 
-    `make` raises StopIteration at the end; `finish` is called in the thread when it is done. Now
-    and then, as `pace` says, `make` is called by who takes the results.
+    `make` raises StopIteration at the end; `finish` is called in the thread when it is done. If it
+    does not matter who calls `make` (`by_anyone`), who takes the results may do so, as `pace` says.
     """
 
     def __init__(
-        self, make: Callable[[], T], finish: Callable[[], Any], depth: int, name: str
+        self,
+        make: Callable[[], T],
+        finish: Callable[[], Any],
+        depth: int,
+        name: str,
+        *,
+        by_anyone: bool = False,
     ) -> None:
-        self._make = make
+        self._make = functools.partial(_made, make, itertools.count())
         self._line = _Line(depth)
-        self._pace = Pace(depth)
+        self._pace = Pace(depth) if by_anyone else None
         self._settings = thread_settings()
-        self._context = contextvars.Context()  # an empty one, as the thread has
         self._depth = depth
         self._kept = 0  # slots that the consumer holds
-        self._taking = False
+        self._taken = 0
         self._last: _Last | None = None  # once it was taken
         self._thread = threading.Thread(
             target=_produce,
-            args=(make, finish, self._line, self._settings),
+            args=(self._make, finish, self._line, self._settings),
             name=name,
             daemon=True,
         )
@@ -118,38 +125,40 @@ class Ahead(Generic[T]):
 
     def take(self) -> T:
         """The next result, in order; raises what `make` raised. `BatchLost` if one is missing."""
-        if self._taking:
-            raise BatchLost("a result was lost to an interrupt")
-        self._taking = True  # and stays so if an interrupt strikes
-        item = self._last or self._next()
+        number, item = self._next() if self._last is None else (self._taken, self._last)
+        if number != self._taken:
+            raise BatchLost(f"result {self._taken} was lost to an interrupt")
         if isinstance(item, _Last):
             self._line.stop()
             again = RuntimeError("the prefetch thread has ended with an error")
             self._last = _Failure(again) if isinstance(item, _Failure) else item
-            self._taking = False
             raise item.error if isinstance(item, _Failure) else StopIteration
-        self._pace.given(time.perf_counter_ns())
-        self._taking = False
+        self._taken += 1
+        if self._pace is not None:
+            self._pace.given(time.perf_counter_ns())
         return item
 
-    def _next(self) -> Any:
-        """The next result, or what stands in its place."""
-        alone = self._pace.alone(time.perf_counter_ns()) and self._may_make()
+    def _next(self) -> tuple[int, Any]:
+        """The next result, or what stands in its place, with its number."""
+        alone = (
+            self._pace is not None and self._pace.alone(time.perf_counter_ns()) and self._may_make()
+        )
         if not alone:
             self._give_slots_back()
-        elif self._kept == self._depth and self._line.ready.empty():  # the thread does nothing
-            return self._context.run(_made, self._make)
-        item = self._wait()
-        self._kept += 1
+        elif self._kept == self._depth:  # the thread has none, and does nothing
+            return self._make()
+        numbered = self._wait()
+        if self._kept < self._depth:
+            self._kept += 1
         if not alone:
             self._give_slots_back()
-        return item
+        return numbered
 
     def _may_make(self) -> bool:
         """Whether a batch made by this thread would be made as in the other."""
         return thread_settings() == self._settings and not transfers_are_guarded()
 
-    def _wait(self) -> Any:
+    def _wait(self) -> tuple[int, Any]:
         ready = self._line.ready
         while True:
             try:
@@ -192,7 +201,7 @@ def still_running(threads: Iterable[threading.Thread]) -> str | None:
 
 
 def _produce(
-    make: Callable[[], Any],
+    make: Callable[[], tuple[int, Any]],
     finish: Callable[[], Any],
     line: _Line,
     settings: tuple[bool, Any],
@@ -204,24 +213,25 @@ def _produce(
                 line.slots.get()  # before anything is made: no more than `depth` are alive here
                 if line.stopped:
                     return
-                item = _made(make)
-                line.ready.put(item)
-                if isinstance(item, _Last):
+                numbered = make()
+                line.ready.put(numbered)
+                if isinstance(numbered[1], _Last):
                     return
-                del item  # it is the consumer's
+                del numbered  # it is the consumer's
     finally:
         finish()
         _alive.pop(threading.current_thread(), None)
 
 
-def _made(make: Callable[[], Any]) -> Any:
-    """What is made next, or what stands in its place."""
+def _made(make: Callable[[], Any], numbers: Iterator[int]) -> tuple[int, Any]:
+    """What is made next, or what stands in its place, with its number."""
+    number = next(numbers)
     try:
-        return make()
+        return number, make()
     except StopIteration:
-        return _End()
+        return number, _End()
     except BaseException as error:  # the consumer's to see, Ctrl-C and exit included
-        return _Failure(error)
+        return number, _Failure(error)
 
 
 _NOTHING = contextlib.nullcontext()
@@ -318,14 +328,15 @@ class DevicePrefetcher(Generic[T]):
 
     def close(self) -> None:
         """Stop the thread. What it had read ahead is lost, unless the iterator has state."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        if self._ahead is None:
             return
-        if still := ahead.close():
-            self._stuck = ahead
+        self._stuck, self._ahead = self._ahead, None  # until it is known to have ended
+        if still := self._stuck.close():
             warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
-        elif self._has_state:
+            return
+        if self._has_state:
             self._batches.set_state(self._state)
+        self._stuck = None
 
     def __enter__(self) -> Self:
         return self
@@ -346,9 +357,9 @@ class DevicePrefetcher(Generic[T]):
                 raise RuntimeError(
                     f"{still}, and has the iterator: it cannot go on before that ends"
                 )
-            self._stuck = None
             if self._has_state:
                 self._batches.set_state(self._state)
+            self._stuck = None
 
     def _snapshot(self) -> Any:
         return copy.deepcopy(self._batches.get_state()) if self._has_state else None

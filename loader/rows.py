@@ -60,7 +60,8 @@ def heads_of(array: np.ndarray) -> np.ndarray | None:
     Looking keeps other threads from running: not at what may have to be read from a disk.
     """
     row_bytes = array.itemsize * math.prod(array.shape[1:])
-    if row_bytes < _LONG_ROW or array.dtype.hasobject or not array.flags.c_contiguous:
+    plain = array.dtype.kind in "biufc" and array.flags.c_contiguous
+    if row_bytes < _LONG_ROW or not len(array) or not plain:
         return None
     base: Any = array
     while isinstance(base, np.ndarray):

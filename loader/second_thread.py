@@ -73,11 +73,14 @@ _starting = threading.Lock()
 
 
 def second_thread() -> SecondThread | None:
-    """The thread of this process; None where there is but one core for both."""
+    """The thread of this process; None where there is but one core, or no more threads."""
     if not _started:
         with _starting:
             if not _started and _cores() > 1:
-                _started.append(SecondThread())
+                try:
+                    _started.append(SecondThread())
+                except RuntimeError:  # can't start new thread
+                    return None
     return _started[0] if _started else None
 
 
@@ -91,4 +94,5 @@ def _forget() -> None:
     _starting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)  # which has no threads but one
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)  # which has no threads but one

@@ -30,7 +30,7 @@ class Stats:
     masked_rows: int = 0
     bytes: int = 0  # of host batches of this process
     elapsed_s: float = 0.0  # while iterating, the loop's own steps included
-    waiting_s: float = 0.0  # of the loop, for its next batch
+    waiting_s: float = 0.0  # of the loop, for its next batch, or while it makes that itself
     queue_depth_sum: int = 0  # batches that lay ready when one was asked for
     stages_s: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: dict.fromkeys(STAGES, 0.0)
@@ -107,7 +107,7 @@ class Recorder:
     """Where a running loader notes what happens."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask while something is noted
         self._stages_ns: dict[str, int] = dict.fromkeys(STAGES, 0)
         self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
         self._last_ns: int | None = None  # when the last batch of this iteration was delivered

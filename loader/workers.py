@@ -46,6 +46,11 @@ class HostBatches(grain.MapDataset[Any]):
         except StopIteration as error:  # which would look like the end of the run
             raise RuntimeError(f"batch {step}: a source or an operator raised it") from error
 
+    @property
+    def by_anyone(self) -> bool:
+        """Whether it makes no difference which thread makes a batch."""
+        return self._work.by_anyone
+
     def __str__(self) -> str:
         return f"HostBatches({self._work.source!r}, batch_size={self._work.plan.batch_size})"
 
@@ -80,6 +85,7 @@ class HostStream:
         self._batches = batches
         self._step = step
         self._end = len(batches)
+        self.by_anyone = batches.by_anyone
 
     def __iter__(self) -> Self:
         return self
@@ -107,6 +113,7 @@ class _ThreadedStream(HostStream):
         self._iterator.set_state({"next_index": step})
         # Grain's threads must not outlive this, nor be alive when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._iterator.close)
+        self.by_anyone = False  # it would wait for Grain's threads
 
     def __next__(self) -> tuple[int, Any]:
         batch = next(self._iterator)

@@ -57,6 +57,7 @@ class Virtual:
     """As many records as wanted, which are nothing but their number: reading costs nothing."""
 
     fresh_rows = True
+    by_anyone = True
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -68,6 +68,13 @@ def test_a_slow_first_batch_and_pauses_decide_nothing():
     assert share_alone(choices(took, 1, 100_000)) > 0.98
 
 
+def test_something_done_every_hundred_batches_decides_nothing():
+    def took(number: int, alone: bool) -> int:
+        return (30_000 if number % 100 == 70 else 0) + (800 if alone else 1)
+
+    assert share_alone(choices(took, 1000, 200_000)) < 0.03
+
+
 @pytest.mark.parametrize("between", [1, 110])
 def test_a_loop_that_gets_something_to_do_gets_its_thread_back(between: int):
     def took(number: int, alone: bool) -> int:

@@ -15,7 +15,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import loader.prefetch
-from loader import ArraySource, DataLoader, DevicePrefetcher, MeshSharder, Shuffle, Threads
+from loader import (
+    ArraySource,
+    DataLoader,
+    DevicePrefetcher,
+    MeshSharder,
+    PadBatcher,
+    Shuffle,
+    Threads,
+)
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from tests.data import unlike_records
 
@@ -346,30 +354,82 @@ def test_the_mesh_is_captured_and_no_context_is_needed_in_the_thread():
         assert [ids(batch)[0] for batch in loader] == [0, 8, 16, 24, 32]
 
 
-class Makers:
-    """An operator that notes the thread it is called in, and what numpy does there."""
+class Noted(ArraySource):
+    """A source that notes the threads in which it is read."""
 
-    def __init__(self) -> None:
-        self.noted: list[tuple[str, str]] = []
+    def __init__(self, count: int = 80) -> None:
+        super().__init__(unlike_records(count))
+        self.readers: list[str] = []
 
-    def __call__(self, rows: Any) -> Any:
-        self.noted.append((threading.current_thread().name, np.geterr()["divide"]))
-        return rows
+    def gather(self, indices: np.ndarray) -> Any:
+        self.readers.append(threading.current_thread().name)
+        return super().gather(indices)
 
 
-def test_the_loop_makes_batches_as_the_thread_does(monkeypatch: pytest.MonkeyPatch):
+class NotedByAnyone(Noted):
+    by_anyone = True
+
+
+class OwnBatcher(PadBatcher):
+    """It may do anything, as far as a loader knows."""
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "by_loop"),
+    [
+        (NotedByAnyone, {}, True),
+        (Noted, {}, False),
+        (NotedByAnyone, {"operators": [lambda rows: rows]}, False),
+        (NotedByAnyone, {"batcher": OwnBatcher()}, False),
+        (NotedByAnyone, {"prefetch": 1}, True),
+    ],
+)
+def test_the_loop_makes_only_what_anyone_may_make(
+    source: type[Noted], settings: Any, by_loop: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(loader.prefetch, "Pace", Alone)
-    makers = Makers()
-    batches = DataLoader(unlike_records(40), batch_size=4, operators=[makers])
+    noted = source()
+    batches = DataLoader(noted, batch_size=4, **settings)
     batches.batch_spec()
-    makers.noted.clear()
-    with np.errstate(divide="raise"):  # which does not hold in a thread
-        assert [ids(next(batches))[0] for _ in range(6)] == [0, 4, 8, 12, 16, 20]
-    by_thread, by_loop = ("gristmill-prefetch", "warn"), ("MainThread", "warn")
-    assert makers.noted == [by_thread] * 2 + [by_loop] * 4
-    with jax.transfer_guard_host_to_device("disallow_explicit"):  # nor does this, and it cannot be
-        assert [ids(next(batches))[0] for _ in range(4)] == [24, 28, 32, 36]  # lifted here
-    assert makers.noted[6:] == [by_thread] * 4
+    noted.readers.clear()
+    assert [ids(next(batches))[0] for _ in range(10)] == list(range(0, 40, 4))
+    by_thread = settings.get("prefetch", 2)
+    if by_loop:
+        assert noted.readers == ["gristmill-prefetch"] * by_thread + ["MainThread"] * (
+            10 - by_thread
+        )
+    with jax.transfer_guard_host_to_device("disallow_explicit"):  # which does not hold in a thread
+        assert [ids(next(batches))[0] for _ in range(10)] == list(range(40, 80, 4))
+    assert set(noted.readers[10:]) == {"gristmill-prefetch"}
+    assert ("MainThread" in noted.readers) == by_loop
+    batches.close()
+
+
+def test_an_interrupt_while_the_loop_makes_a_batch_costs_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader.prefetch, "Pace", Alone)
+
+    class Pressed(ArraySource):
+        by_anyone = True
+        armed, times = False, 0
+
+        def gather(self, indices: np.ndarray) -> Any:
+            by_loop = threading.current_thread() is threading.main_thread()
+            if Pressed.armed and by_loop and indices[0] % 12 == 0:
+                Pressed.times += 1
+                if Pressed.times % 2:
+                    signal.raise_signal(signal.SIGINT)
+            return super().gather(indices)
+
+    batches = DataLoader(Pressed(unlike_records(80)), batch_size=4)
+    batches.get_state()
+    Pressed.armed, seen = True, []
+    while len(seen) < 20:
+        try:
+            seen.append(ids(next(batches))[0])
+        except KeyboardInterrupt:
+            assert Pressed.times % 2
+    assert seen == list(range(0, 80, 4))
+    assert Pressed.times > 2
     batches.close()
 
 
@@ -377,6 +437,8 @@ def test_the_loop_makes_batches_as_the_thread_does(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("bad", range(7))
 def test_a_record_that_cannot_be_read_stops_the_batches_behind_it(bad: int):
     class Broken(ArraySource):
+        by_anyone = True
+
         def gather(self, indices: np.ndarray) -> Any:
             if indices.tolist() == list(range(bad * 4, bad * 4 + 4)):
                 raise OSError(f"record {bad * 4}")
@@ -529,34 +591,34 @@ def test_an_interrupt_in_a_prefetcher_costs_nothing_or_is_said(
         next(stateless)
 
 
-class Interrupted(Blocking):
-    """Such an iterator, and Ctrl-C is pressed while it makes its fourth batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open.set()
-        self.pressed = False
-
-    def __next__(self) -> Any:
-        if self.n == 3 and not self.pressed:
-            self.pressed = True
-            signal.raise_signal(signal.SIGINT)
-        return super().__next__()
-
-
-def test_an_interrupt_while_the_loop_makes_a_batch_costs_nothing_or_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_an_iterator_is_asked_by_one_thread_only(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loader.prefetch, "Pace", Alone)
-    stateful = DevicePrefetcher(Interrupted())
-    stateless = DevicePrefetcher(batch for batch in Interrupted())
-    for prefetcher in (stateful, stateless):
-        assert numbers(next(prefetcher) for _ in range(3)) == [0, 1, 2]
+    askers = set()
+
+    def asked() -> Iterator[Any]:
+        with np.errstate(divide="raise"):  # which another thread could not leave again
+            for n in range(500):
+                askers.add((threading.current_thread().name, np.geterr()["divide"]))
+                yield {"n": np.array([n], np.int32)}
+
+    assert numbers(DevicePrefetcher(asked())) == list(range(500))
+    assert askers == {("device-prefetch", "raise")}
+
+
+def test_a_second_interrupt_while_it_is_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch):
+    inner = Blocking()
+    inner.open.set()
+    prefetcher = DevicePrefetcher(inner)
+    assert numbers([next(prefetcher)]) == [0]
+    with monkeypatch.context() as patch:
+
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(loader.prefetch.Ahead, "close", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            next(prefetcher)
-    assert numbers(stateful) == [3, 4, 5]
-    with pytest.raises(RuntimeError, match="an interrupt has cost batches of a stream"):
-        next(stateless)
+            prefetcher.close()
+    assert numbers(prefetcher) == [1, 2, 3, 4, 5]
 
 
 def test_large_integers_are_refused_in_a_stream_too():

@@ -1,6 +1,7 @@
 """Large copies are shared with a second thread, and are what one thread would have made."""
 
 import multiprocessing
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,12 @@ def test_rows_are_looked_at_where_they_are_long_and_in_memory(
     np.testing.assert_array_equal(heads, unlike_rows.view(np.int64)[:, 0])
     assert heads_of(unlike_rows[:, :1024].copy()) is None
     assert heads_of(unlike_rows[:, :3000]) is None  # not contiguous
+    assert heads_of(unlike_rows[:0]) is None
+    assert heads_of(unlike_rows.view("S4096")) is None  # an element is all of the row
+    copied = pickle.loads(pickle.dumps(ArraySource(unlike_rows)))
+    assert np.shares_memory(copied._heads[0], copied._leaves[0])
+    with pytest.raises(ValueError, match="the source is empty: its arrays have no rows"):
+        ArraySource(unlike_rows[:0])
     np.save(tmp_path / "rows.npy", unlike_rows)
     on_disk = np.load(tmp_path / "rows.npy", mmap_mode="r")
     assert heads_of(on_disk) is None

@@ -1,6 +1,6 @@
 """The batcher that gives every batch its full shape and says which rows are real."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from loader.spec import with_mask
 
 class PadBatcher(BatcherModule):
     """Fills missing rows with zeros, adds `valid_mask`; records that are no dict become `data`."""
+
+    by_anyone: ClassVar[bool] = True
 
     def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
         if len(jax.tree.leaves(rows)[0]) < len(valid):

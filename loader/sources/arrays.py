@@ -16,6 +16,7 @@ class ArraySource:
     """A tree of arrays with a common leading axis: record i is row i of every leaf."""
 
     fresh_rows = True
+    by_anyone = True
 
     def __init__(self, arrays: Any) -> None:
         leaves = named_leaves(arrays)
@@ -35,13 +36,20 @@ class ArraySource:
         # As plain ndarrays: a memory map stays one underneath, without its slower subclass.
         flat, self._tree = jax.tree.flatten(arrays)
         self._leaves: list[np.ndarray] = [np.asarray(leaf) for leaf in flat]
-        self._heads = [heads_of(leaf) for leaf in self._leaves]
         lengths = {name: len(leaf) for name, leaf in leaves}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"leaves have different numbers of rows: {lengths}")
         self._length = len(leaves[0][1])
         if self._length == 0:
             raise ValueError("the source is empty: its arrays have no rows")
+        self._heads = [heads_of(leaf) for leaf in self._leaves]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_heads"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._heads = [heads_of(leaf) for leaf in self._leaves]  # views of the arrays that came
 
     def __len__(self) -> int:
         return self._length

@@ -106,8 +106,10 @@ def bottleneck(look: Look, *, device_operators: bool) -> str:
     waiting = look.waiting_ms - dispatch
     if dispatch + look.arriving_ms > waiting and look.loop_ms > look.making_ms():
         return "dispatch" if device_operators else "place"
-    # With prefetch, batches are made all the time; without, while the loop waits.
-    if not look.in_bursts and look.making_ms() < 0.5 * (look.lap_ms if prefetch else waiting):
+    # With prefetch, batches are made all the time; without, or by the loop, while the loop waits.
+    making = look.making_ms()
+    ahead = prefetch and waiting < making
+    if not look.in_bursts and making < 0.5 * (look.lap_ms if ahead else waiting):
         return "overhead"
     host = {stage: look.stages_ms[stage] for stage in HOST_STAGES}
     if not threads:
