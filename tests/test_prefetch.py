@@ -573,6 +573,8 @@ def test_an_interrupt_in_a_prefetcher_costs_nothing_or_is_said(
             patch.setattr(ahead, "_give_slots_back", interrupted_with_a_batch)
             with pytest.raises(KeyboardInterrupt):
                 prefetcher._ahead.take()
+        with pytest.raises(loader.prefetch.BatchLost, match="result 1 was lost"):
+            prefetcher._ahead.take()
         with monkeypatch.context() as patch:
             patch.setattr(prefetcher._ahead, "take", interrupted)
             with pytest.raises(KeyboardInterrupt):
