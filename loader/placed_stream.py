@@ -32,9 +32,13 @@ class PlacedStream:
         self._recorder = work.recorder
         self._ahead = None
         if prefetch:
-            name = "gristmill-prefetch"
-            by_anyone = stream.by_anyone
-            self._ahead = Ahead(self._make, stream.close, prefetch, name, by_anyone=by_anyone)
+            self._ahead = Ahead(
+                self._make,
+                stream.close,
+                prefetch,
+                "gristmill-prefetch",
+                by_anyone=stream.by_anyone,
+            )
 
     def __next__(self) -> tuple[int, Any, int, int]:
         made = self._make() if self._ahead is None else self._ahead.take()

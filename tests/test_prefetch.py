@@ -33,6 +33,8 @@ TIMEOUT_S = 30
 class Gate:
     """A source whose reads wait until they are let through, and are noted."""
 
+    by_anyone = True
+
     def __init__(self, count: int = 40) -> None:
         self.records = unlike_records(count)
         self.open = threading.Event()
@@ -182,7 +184,6 @@ def test_breaking_off_dropping_and_moving_end_the_thread():
     all_threads_end()
 
 
-@whoever_makes_them
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt("stop"), SystemExit(3)])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_an_error_of_any_kind_comes_after_the_batches_before_it(error: BaseException, threads: int):
@@ -205,7 +206,6 @@ def test_an_error_of_any_kind_comes_after_the_batches_before_it(error: BaseExcep
     assert [ids(batch)[0] for batch in loader] == list(range(8, 40, 4))  # none was lost
 
 
-@whoever_makes_them
 def test_a_stop_iteration_from_a_stage_is_no_end():
     def stops(rows: Any) -> Any:
         if 9 in rows["id"]:
@@ -462,7 +462,6 @@ def filtered() -> Any:
     return dataset.to_iter_dataset().batch(8, drop_remainder=True)
 
 
-@whoever_makes_them
 def test_a_prefetcher_places_any_iterator():
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     batches = [{"x": np.full((8, 4), n, np.float32), "y": np.arange(8)} for n in range(5)]
@@ -477,7 +476,6 @@ def test_a_prefetcher_places_any_iterator():
         list(short)
 
 
-@whoever_makes_them
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
 def test_its_state_is_true_to_the_last_batch_delivered(prefetch: int):
     mesh = jax.make_mesh((8,), ("data",))
@@ -628,7 +626,6 @@ def test_large_integers_are_refused_in_a_stream_too():
         next(DevicePrefetcher(iter([{"x": np.array([2**40])}]), prefetch=0))
 
 
-@whoever_makes_them
 def test_errors_of_the_inner_iterator_arrive():
     def failing() -> Iterator[Any]:
         yield {"x": np.zeros(2)}
@@ -644,7 +641,6 @@ def test_errors_of_the_inner_iterator_arrive():
     all_threads_end()  # closed or not
 
 
-@whoever_makes_them
 def test_the_end_stays_the_end():
     inner = Blocking()
     inner.open.set()
@@ -658,7 +654,6 @@ def test_the_end_stays_the_end():
     prefetcher.close()
 
 
-@whoever_makes_them
 def test_a_prefetcher_places_by_the_settings_it_began_with():
     prefetcher = DevicePrefetcher(iter([{"n": np.array([n])} for n in range(8)]))
     assert numbers([next(prefetcher)]) == [0]
