@@ -192,7 +192,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             if isinstance(running, HostStream):
                 return running
             self.close()
-            running = self.workers.stream(self._host_batches(), self._cursor.step)
+            running = self._stream(self._host_batches())
         else:
             if isinstance(running, PlacedStream) and running.settings == thread_settings():
                 return running
@@ -200,10 +200,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             self.close()
             self._agree()
             batches = self._host_batches(aligned=jax.default_backend() == "cpu")
-            stream = self.workers.stream(batches, self._cursor.step)
+            stream = self._stream(batches)
             running = PlacedStream(stream, placement, self._work, self.prefetch)
         self._cursor.running = running
         return running
+
+    def _stream(self, batches: HostBatches) -> HostStream:
+        return self.workers.stream(batches, self._cursor.step, ahead=self.prefetch > 0)
 
     def _agree(self) -> None:
         """On several processes, before the first batch: all must be about to do the same."""

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -73,6 +73,9 @@ class HostWork:
         self._by_process = _depth(batcher, "process") < _depth(batcher, "collate")
         # Whether it makes no difference which thread makes a batch, and what it is told of JAX.
         self.by_anyone = not stages and _by_anyone(source) and _by_anyone(batcher)
+        # Whether another thread may read the rows of several batches at once.
+        can_gather = hasattr(source, "gather") and hasattr(source, "record_spec")
+        self.read_by_anyone = can_gather and _by_anyone(source)
 
     def replaced(
         self,
@@ -100,20 +103,22 @@ class HostWork:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
 
-    def batch_rows(self, step: int, rows: Int64s | None = None) -> Any:
-        """The batch of this step: all of its rows, or those asked for, in that order."""
-        start, stop = self.plan.span(step)
-        wanted = self._all_rows if rows is None else rows
-        valid = wanted < stop - start
-        indices = self.records(start, stop)
-        if rows is not None:
-            indices = indices[rows[valid]]
-        if self._by_epoch:
-            epochs = (start + wanted[valid]) // self.plan.num_records
-            indices = indices + epochs * self.plan.num_records
+    def batch_rows(
+        self,
+        step: int,
+        rows: Int64s | None = None,
+        read_ahead: Callable[[int], Any] | None = None,
+    ) -> Any:
+        """The batch of this step: all of its rows, or those asked for, in that order.
+
+        `read_ahead(step)` are the records at `indices(step, rows)`, or None if they are not ready.
+        """
+        start, wanted, valid, indices = self._asked(step, rows)
         began = time.perf_counter_ns()
         with traced("read"):
-            read, indices = self._read(step, indices, valid)
+            read = read_ahead(step) if read_ahead is not None and indices.size else None
+            if read is None:
+                read, indices = self._read(step, indices, valid)
         was_read = was_operated = time.perf_counter_ns()
         try:
             made = read
@@ -142,6 +147,23 @@ class HostWork:
             ("batch", time.perf_counter_ns() - was_operated),
         )
         return batch if self.microbatches is None else self._split(batch, len(wanted))
+
+    def indices(self, step: int, rows: Int64s | None = None) -> Int64s:
+        """The records of the batch of this step, as the source is asked for them."""
+        return self._asked(step, rows)[-1]
+
+    def _asked(self, step: int, rows: Int64s | None) -> tuple[int, Int64s, np.ndarray, Int64s]:
+        """Where the batch starts, its rows asked for, which of them are valid, their records."""
+        start, stop = self.plan.span(step)
+        wanted = self._all_rows if rows is None else rows
+        valid = wanted < stop - start
+        indices = self.records(start, stop)
+        if rows is not None:
+            indices = indices[rows[valid]]
+        if self._by_epoch:
+            epochs = (start + wanted[valid]) // self.plan.num_records
+            indices = indices + epochs * self.plan.num_records
+        return start, wanted, valid, indices
 
     def _read(self, step: int, indices: Int64s, valid: np.ndarray) -> tuple[Any, Int64s]:
         """The records that are there, stacked, and their indices; None of none. Unsets `valid`."""
@@ -292,9 +314,11 @@ class HostWork:
 
     def num_bytes(self, rows: int) -> int:
         """The size of a batch of so many rows, texts not counted."""
-        leaves = jax.tree.leaves(self._spec(rows))
-        sizes = [s.dtype.itemsize * math.prod(s.shape) for s in leaves if _has_size(s.dtype)]
-        return sum(sizes)
+        return sum(_leaf_bytes(self._spec(rows)))
+
+    def read_bytes(self, rows: int) -> list[int]:
+        """The sizes of the leaves of so many records as they are read, texts not counted."""
+        return [rows * size for size in _leaf_bytes(record_spec(self.source))]
 
     def _spec(self, rows: int) -> Any:
         if rows not in self._specs:
@@ -348,8 +372,12 @@ def _by_anyone(stage: Any) -> bool:
     return vars(type(stage)).get("by_anyone", False)
 
 
-def _has_size(dtype: Any) -> bool:
-    return isinstance(dtype, np.dtype) and not is_text(dtype)
+def _leaf_bytes(spec: Any) -> list[int]:
+    return [
+        leaf.dtype.itemsize * math.prod(leaf.shape)
+        for leaf in jax.tree.leaves(spec)
+        if isinstance(leaf.dtype, np.dtype) and not is_text(leaf.dtype) and None not in leaf.shape
+    ]
 
 
 def _fits(shape: tuple[int, ...], spec: tuple[int | None, ...]) -> bool:

@@ -2,8 +2,7 @@
 
 A processor fetches ahead of a copy once it has missed a few times in a row, so every long row
 begins slowly. If one element of each is looked at first, those misses come all at once: copying
-rows of 3 KB from all over an array takes some 10 % less. Large copies are shared with a second
-thread (`second_thread.py`).
+rows of 3 KB from all over an array takes some 10 % less.
 
 JAX takes numpy memory as it is onto a CPU device if it begins at a multiple of 64 bytes; else it
 copies it, in a thread of its own that must be waited for. numpy promises 16. Copying to a multiple
@@ -19,13 +18,10 @@ from typing import Any
 import numpy as np
 
 from loader.permutation import Int64s
-from loader.second_thread import second_thread
 
 _ALIGNMENT = 64
 _SMALL = 32768  # bytes: less is copied as fast as it is aligned
 _LONG_ROW = 2048  # bytes: shorter ones are copied as fast as they are looked at
-_LARGE = 2**20  # bytes: copying less takes no longer than waking a thread
-_OWN_SHARE = 0.6  # of the rows; the rest is for the second thread, which begins later
 _here = threading.local()
 
 
@@ -47,6 +43,11 @@ def empty_rows(shape: Sequence[int], dtype: Any) -> np.ndarray:
     memory = _Memory(size + _ALIGNMENT, np.uint8)
     address = memory.__array_interface__["data"][0]
     return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT)
+
+
+def stays_aligned(size: int) -> bool:
+    """Whether what follows so many bytes in the same memory is as good as aligned too."""
+    return size < _SMALL or size % _ALIGNMENT == 0
 
 
 def is_view(array: np.ndarray) -> bool:
@@ -73,17 +74,7 @@ def take_rows(array: np.ndarray, indices: Int64s, heads: np.ndarray | None = Non
     """The rows at these indices, which are trusted to lie in the array."""
     if not array.flags.c_contiguous:
         return array[indices]  # `take` would copy the whole array first
+    if heads is not None:
+        heads[indices]
     out = empty_rows((len(indices), *array.shape[1:]), array.dtype)
-
-    def take(some: slice) -> None:
-        if heads is not None:
-            heads[indices[some]]
-        array.take(indices[some], axis=0, mode="clip", out=out[some])  # clip: no check of bounds
-
-    large = out.nbytes >= _LARGE and not array.dtype.hasobject
-    if large and (other := second_thread()) is not None:
-        own = int(_OWN_SHARE * len(indices))
-        other.share(lambda: take(slice(own)), lambda: take(slice(own, None)))
-    else:
-        take(slice(None))
-    return out
+    return array.take(indices, axis=0, mode="clip", out=out)  # clip: no check of bounds

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Self
 
 import grain
@@ -11,6 +12,7 @@ import grain
 from loader.host_work import HostWork
 from loader.permutation import Int64s
 from loader.prefetch import CLOSE_TIMEOUT_S, still_running
+from loader.read_ahead import ReadAhead, read_ahead
 from loader.rows import align_rows
 
 
@@ -38,11 +40,11 @@ class HostBatches(grain.MapDataset[Any]):
             raise IndexError("a run of no steps has no batches")
         return self.make(index % count)
 
-    def make(self, step: int) -> Any:
+    def make(self, step: int, read_ahead: Callable[[int], Any] | None = None) -> Any:
         """The batch of a step of the run."""
         align_rows(self._aligned)
         try:
-            return self._work.batch_rows(step, self._rows)
+            return self._work.batch_rows(step, self._rows, read_ahead)
         except StopIteration as error:  # which would look like the end of the run
             raise RuntimeError(f"batch {step}: a source or an operator raised it") from error
 
@@ -50,6 +52,10 @@ class HostBatches(grain.MapDataset[Any]):
     def by_anyone(self) -> bool:
         """Whether it makes no difference which thread makes a batch."""
         return self._work.by_anyone
+
+    def read_ahead(self) -> ReadAhead | None:
+        """What reads rows for `make`, where another thread may and it pays."""
+        return read_ahead(self._work, self._rows, self._aligned, len(self))
 
     def __str__(self) -> str:
         return f"HostBatches({self._work.source!r}, batch_size={self._work.plan.batch_size})"
@@ -65,11 +71,11 @@ class Threads:
         if type(self.count) is not int or self.count < 0:
             raise ValueError(f"Threads: count must be an int of at least 0, got {self.count!r}")
 
-    def stream(self, batches: HostBatches, step: int) -> "HostStream":
-        """The batches from this step on."""
-        return (
-            _ThreadedStream(batches, step, self.count) if self.count else HostStream(batches, step)
-        )
+    def stream(self, batches: HostBatches, step: int, *, ahead: bool) -> "HostStream":
+        """The batches from this step on. Whether rows may be read before they are asked for."""
+        if self.count:
+            return _ThreadedStream(batches, step, self.count)
+        return HostStream(batches, step, batches.read_ahead() if ahead else None)
 
 
 class HostStream:
@@ -81,10 +87,11 @@ class HostStream:
 
     ready = 0  # how many are made; where Grain makes them ahead, it does not say
 
-    def __init__(self, batches: HostBatches, step: int) -> None:
+    def __init__(self, batches: HostBatches, step: int, ahead: ReadAhead | None = None) -> None:
         self._batches = batches
         self._step = step
         self._end = len(batches)
+        self._ahead = ahead
         self.by_anyone = batches.by_anyone
 
     def __iter__(self) -> Self:
@@ -94,12 +101,13 @@ class HostStream:
         step = self._step
         if step >= self._end:
             raise StopIteration
-        batch = self._batches.make(step)
+        batch = self._batches.make(step, self._ahead and self._ahead.rows_of)
         self._step = step + 1
         return step, batch
 
     def close(self) -> str | None:
         """End what was started. Says what still runs, if anything."""
+        return None if self._ahead is None else self._ahead.close()
 
 
 class _ThreadedStream(HostStream):

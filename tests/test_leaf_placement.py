@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import loader.leaf_placement
 from loader import ArraySource, DataLoader, Shuffle, Threads
 from loader.leaf_placement import LeafPlacement, default_device
-from loader.rows import align_rows, empty_rows, take_rows
+from loader.rows import align_rows, empty_rows
 from loader.sources.source import read_rows
 from loader.testing import assert_same_batch
 from tests.data import unlike_records
@@ -153,20 +153,6 @@ def test_a_loop_under_a_transfer_guard_gets_its_batches(prefetch: int, first_gua
 
 
 # Rows in memory that JAX need not copy
-
-
-def test_rows_are_those_of_the_array_however_it_lies():
-    rng = np.random.default_rng(0)
-    whole = rng.integers(0, 60000, (400, 6, 8))
-    texts = np.array([f"text {n}" for n in range(400)], object)
-    arrays = [whole, whole[::2], whole[:, ::-1], np.asfortranarray(whole), whole[..., 0], texts]
-    arrays += [whole.astype(">i4"), whole[:, :0], whole.astype(np.float16)]
-    for array in arrays:
-        for count in (0, 1, 7, 2000):
-            indices = rng.integers(0, len(array), count)
-            rows = take_rows(array, indices)
-            assert rows.dtype == array.dtype
-            np.testing.assert_array_equal(rows, array[indices])
 
 
 @pytest.mark.parametrize("count", [1, 1000])

@@ -1,0 +1,393 @@
+"""Rows read ahead by a second thread make the batches that one thread would have made."""
+
+import functools
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import loader.read_ahead
+from loader import ArraySource, DataLoader, PadBatcher, Shuffle
+from loader.host_work import HostWork
+from loader.plan import Plan
+from loader.read_ahead import ReadAhead, read_ahead
+from loader.testing import assert_resumes_exactly, assert_same_batch
+from operators import RandomFlip
+
+TIMEOUT_S = 30
+RECORDS, ROW = 1600, 4096
+AHEAD = "gristmill-read"
+
+
+class Prompt(ThreadPoolExecutor):
+    """A thread that has begun what it is given before anything else happens."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(*args, **kwargs)
+        while not (future.running() or future.done()):
+            time.sleep(0)
+        return future
+
+
+@pytest.fixture(autouse=True)
+def prompt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with Prompt(1, AHEAD) as thread:
+        monkeypatch.setattr(loader.read_ahead, "_thread", lambda: thread)
+        yield
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A thread that does something else, and does not come to an end with it."""
+    ended = threading.Event()
+    with ThreadPoolExecutor(1, AHEAD) as thread:
+        thread.submit(ended.wait, TIMEOUT_S)
+        monkeypatch.setattr(loader.read_ahead, "_thread", lambda: thread)
+        yield
+        ended.set()
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, np.ndarray]:
+    rows = np.random.default_rng(0).integers(0, 256, (RECORDS, ROW), np.uint8)
+    return {"row": rows, "number": np.arange(RECORDS, dtype=np.int32)}
+
+
+class Watched:
+    """Arrays whose reads are noted, each with its thread; those of the other thread can be held."""
+
+    by_anyone = True
+    fresh_rows = True
+
+    def __init__(self, records: dict[str, np.ndarray]) -> None:
+        self.records = records
+        self.arrays = ArraySource(records)
+        self.reads: list[tuple[str, list[int]]] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.begun = threading.Event()
+        self.bad: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.arrays[index]
+
+    def record_spec(self) -> Any:
+        return self.arrays.record_spec()
+
+    def gather(self, indices: np.ndarray) -> Any:
+        name = threading.current_thread().name
+        self.reads.append((name, indices.tolist()))
+        if name.startswith(AHEAD):
+            self.begun.set()
+            assert self.open.wait(TIMEOUT_S)
+        if self.bad in indices:
+            raise OSError(f"record {self.bad} cannot be read")
+        return self.arrays.gather(indices)
+
+    def ahead(self) -> list[list[int]]:
+        """The records of every read of the other thread."""
+        return [indices for name, indices in self.reads if name.startswith(AHEAD)]
+
+
+@pytest.fixture
+def watched(records: dict[str, np.ndarray]) -> Iterator[Watched]:
+    source = Watched(records)
+    yield source
+    source.open.set()
+
+
+def host_batches(source: Any, **settings: Any) -> list[Any]:
+    defaults = {"batch_size": 64, "order": Shuffle(3), "epochs": 3}
+    with DataLoader(source, **defaults | settings) as batches:
+        return list(batches.host_batches())
+
+
+def assert_same(some: list[Any], others: list[Any]) -> None:
+    assert len(some) == len(others)
+    for step, (one, other) in enumerate(zip(some, others, strict=True)):
+        assert_same_batch(jax.device_get(one), other, f"batch {step}")
+
+
+@pytest.mark.parametrize("remainder", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("batch_size", [64, 100, 700])  # several in a group, up to but one
+def test_batches_are_those_that_one_thread_makes(watched: Watched, remainder: Any, batch_size: int):
+    settings = {"batch_size": batch_size, "remainder": remainder}
+    ahead = host_batches(watched, **settings)
+    assert watched.ahead()
+    watched.reads.clear()
+    assert_same(ahead, host_batches(watched, **settings, prefetch=0))
+    assert not watched.ahead()  # prefetch=0 reads nothing before it is asked for
+
+
+def test_batches_are_the_same_where_the_thread_is_never_in_time(watched: Watched, busy: None):
+    assert_same(host_batches(watched), host_batches(ArraySource(watched.records), prefetch=0))
+    assert not watched.ahead()
+
+
+def test_batches_of_a_loop_on_devices_are_the_same(watched: Watched):
+    with DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=9) as loop:
+        assert_same(list(loop), host_batches(ArraySource(watched.records), epochs=9, prefetch=0))
+    assert watched.ahead()
+
+
+def test_every_record_is_read_once_and_half_of_them_ahead(watched: Watched):
+    host_batches(watched, batch_size=100, epochs=1)
+    read = [index for _, indices in watched.reads for index in indices]
+    assert sorted(read) == list(range(RECORDS))
+    (group,) = watched.ahead()  # 15 batches are 6 MiB, which is the most: 15 and the last one
+    assert len(group) == 100
+    watched.reads.clear()
+    host_batches(watched, batch_size=200, epochs=4)
+    assert [len(group) for group in watched.ahead()] == [7 * 200, 7 * 200]
+
+
+def test_a_run_resumes_exactly_at_any_batch(watched: Watched):
+    def make() -> DataLoader:
+        return DataLoader(watched, batch_size=100, order=Shuffle(3), epochs=2)
+
+    assert_resumes_exactly(make)
+    assert watched.ahead()
+
+
+def test_operators_and_microbatches_are_given_the_same_rows(watched: Watched):
+    settings = {"operators": [RandomFlip("row", seed=3)], "microbatches": 4}
+    watched.records = watched.records | {"row": watched.records["row"].reshape(-1, 64, 64, 1)}
+    watched.arrays = ArraySource(watched.records)
+    ahead = host_batches(watched, **settings)
+    assert watched.ahead()
+    assert_same(ahead, host_batches(ArraySource(watched.records), **settings, prefetch=0))
+
+
+def test_a_process_reads_ahead_its_own_rows(watched: Watched):
+    plan = Plan(RECORDS, 200, epochs=2)
+    work = HostWork(watched, Shuffle(1), plan, (), PadBatcher(), None)
+    rows = np.arange(100, 200)
+    ahead = read_ahead(work, rows, False, 16)
+    assert ahead is not None
+    for step in (0, 1, 2, 3, 15, 14, 3, 7, 8):  # in any order
+        given = work.batch_rows(step, rows, ahead.rows_of)
+        assert_same_batch(given, work.batch_rows(step, rows), f"batch {step}")
+    assert {len(group) % 100 for group in watched.ahead()} == {0}
+
+
+def test_a_thread_that_is_ahead_itself_takes_what_is_there_and_begins_nothing(watched: Watched):
+    plan = Plan(RECORDS, 100, epochs=None)
+    work = HostWork(watched, Shuffle(1), plan, (), PadBatcher(), None)
+    ahead = ReadAhead(work, None, False, sys.maxsize, 4)
+    assert ahead.rows_of(0) is None
+
+    def others() -> list[bool]:
+        return [ahead.rows_of(step) is not None for step in range(12)]
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(others).result() == [False] * 4 + [True] * 4 + [False] * 4
+    assert len(watched.ahead()) == 1
+    assert ahead.rows_of(12) is None
+    assert ahead.rows_of(16) is not None
+
+
+def test_the_rows_of_a_group_are_each_batchs_own(watched: Watched):
+    expected = host_batches(watched, prefetch=0)
+    batches = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3).host_batches()
+    for batch, one in zip(batches, expected, strict=True):
+        assert_same_batch(batch, one, "one that was not written to")
+        for leaf in batch.values():
+            leaf[...] = 0
+    assert watched.ahead()
+
+
+# What goes wrong
+
+
+def test_a_record_that_cannot_be_read_fails_the_batch_it_is_in(watched: Watched):
+    good = host_batches(watched)
+    bad_step = 30  # of a group that is read ahead
+    watched.bad = int(good[bad_step]["number"][5])
+    watched.reads.clear()
+    with DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3) as batches:
+        stream = batches.host_batches()
+        bad = [step for step in range(len(good)) if watched.bad in good[step]["number"]]
+        seen = [next(stream) for _ in range(bad[0])]
+        for _ in range(2):
+            with pytest.raises(OSError, match="cannot be read") as error:
+                next(batches.host_batches())
+            assert f"for batch {bad[0]})" in error.value.__notes__[0]
+        watched.bad = None
+        assert_same(seen + list(batches.host_batches()), good)
+
+
+def test_an_order_that_fails_fails_the_batch_it_is_in(watched: Watched):
+    class Short:
+        def records(self, positions: Any, num_records: int) -> np.ndarray:
+            return positions if positions[0] < RECORDS else positions + RECORDS
+
+        def fingerprint(self) -> Any:
+            return "short"
+
+    plan = Plan(RECORDS, 100, epochs=2, remainder="carry")
+    work = HostWork(watched, Short(), plan, (), PadBatcher(), None)
+    ahead = ReadAhead(work, None, False, 32, 8)
+    for step in range(16):
+        work.batch_rows(step, None, ahead.rows_of)
+    assert watched.ahead()
+    with pytest.raises(ValueError, match="gave records from"):
+        work.batch_rows(16, None, ahead.rows_of)
+
+
+def test_closing_waits_for_what_is_being_read(watched: Watched):
+    batches = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3)
+    watched.open.clear()
+    next(batches.host_batches())
+    closing = threading.Thread(target=batches.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    watched.open.set()
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
+
+
+def test_a_read_that_does_not_end_is_said_and_not_waited_for(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(loader.read_ahead, "CLOSE_TIMEOUT_S", 0.1)
+    batches = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3)
+    watched.open.clear()
+    next(batches.host_batches())
+    with pytest.warns(RuntimeWarning, match="of steps 23 to 45 are still being read"):
+        batches.close()
+
+
+def test_an_interrupt_while_rows_are_waited_for_costs_no_batch(watched: Watched):
+    expected = host_batches(watched, prefetch=0)
+    batches = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3)
+    stream = batches.host_batches()
+    watched.open.clear()
+    seen = [next(stream) for _ in range(23)]  # the next one is being read ahead
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    opening = threading.Timer(0.3, watched.open.set)  # closing waits for it
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        opening.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        opening.join(TIMEOUT_S)
+    assert_same(seen + list(batches.host_batches()), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("held", [False, True])
+def test_a_forked_process_goes_on_without_the_thread_it_has_not(watched: Watched, held: bool):
+    expected = host_batches(watched, prefetch=0)
+    stream = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3).host_batches()
+    if held:
+        watched.open.clear()
+    seen = [next(stream) for _ in range(20)]
+
+    def child() -> None:
+        loader.read_ahead._thread = functools.cache(lambda: ThreadPoolExecutor(1, AHEAD))
+        watched.open.set()
+        assert_same(seen + list(stream), expected)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(TIMEOUT_S)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
+    watched.open.set()
+    assert_same(seen + list(stream), expected)
+
+
+def test_a_process_that_ends_in_mid_read_ends_well():
+    program = """
+import numpy as np
+from loader import DataLoader, Shuffle
+rows = np.arange(2000 * 4096, dtype=np.int32).reshape(2000, 4096)
+batches = DataLoader({"row": rows}, batch_size=500, order=Shuffle(0), epochs=None)
+for _, batch in zip(range({steps}), batches.host_batches(), strict=False):
+    pass
+raise SystemExit(7)
+"""
+    for steps in (1, 2, 3):
+        run = subprocess.run(
+            [sys.executable, "-c", program.replace("{steps}", str(steps))],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (run.returncode, run.stderr) == (7, "")
+
+
+# Where it is done at all
+
+
+def test_there_is_no_thread_where_there_is_one_core(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(loader.read_ahead, "_cores", lambda: 1)
+    monkeypatch.setattr(
+        loader.read_ahead, "_thread", functools.cache(loader.read_ahead._thread.__wrapped__)
+    )
+    assert loader.read_ahead._thread() is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "aligned", "in_a_group"),
+    [
+        (256, 3072, False, 8),
+        (256, 3072, True, 8),
+        (1024, 3072, True, 2),
+        (4096, 3072, True, 1),  # one batch is more than a group need be
+        (256, 1000, True, 0),  # too small to be handed over
+        (255, 3071, False, 8),
+        (255, 3071, True, 0),  # the second one would not begin where JAX takes it as it is
+        (1023, 3071, True, 1),
+    ],
+)
+def test_groups_are_as_large_as_it_takes(rows: int, row_bytes: int, aligned: bool, in_a_group: int):
+    source = ArraySource(np.zeros((rows, row_bytes), np.uint8))
+    work = HostWork(source, Shuffle(0), Plan(rows, rows), (), PadBatcher(), None)
+    ahead = read_ahead(work, None, aligned, 1)
+    assert (0 if ahead is None else ahead._size) == in_a_group
+
+
+def test_batches_read_ahead_go_onto_the_cpu_without_a_copy(watched: Watched):
+    addresses: list[int] = []
+    gather = watched.gather
+
+    def noting(indices: np.ndarray) -> Any:
+        rows = gather(indices)
+        addresses.append(rows["row"].ctypes.data)
+        return rows
+
+    watched.gather = noting
+    with DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=9) as batches:
+        placed = [batch["row"] for batch in batches]
+    assert watched.ahead()
+    starts = [leaf.unsafe_buffer_pointer() for leaf in placed]
+    inside = [any(0 <= at - start < 6 * 2**20 for start in addresses) for at in starts]
+    assert all(inside)
+
+
+def test_a_source_that_says_nothing_is_not_read_by_another_thread(records: dict[str, np.ndarray]):
+    class Inheriting(Watched):
+        pass
+
+    source = Inheriting(records)
+    host_batches(source)
+    assert not source.ahead()
