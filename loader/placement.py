@@ -68,7 +68,7 @@ class Placement:
         """
         device, guarded = default_device(), transfers_are_guarded()
         placed = []
-        for number, leaf in enumerate(jax.tree.leaves(host_batch)):
+        for number, leaf in enumerate(self._tree.flatten_up_to(host_batch)):
             if type(leaf) is not np.ndarray or leaf.dtype != self._as_they_are[number]:
                 leaf = self._narrowed(number, leaf, record_of)
             place = self._places[number]

@@ -88,7 +88,8 @@ class Ahead(Generic[T]):
     """`make()` called again and again in a thread, up to `depth` results ahead.
 
     `make` raises StopIteration at the end; `finish` is called in the thread when it is done. If it
-    does not matter who calls `make` (`by_anyone`), who takes the results may do so, as `pace` says.
+    does not matter who calls `make` (`by_anyone`), who takes the results may do so, as `pace` says;
+    its `thread_settings()` must then be those under which this was made.
     """
 
     def __init__(
@@ -103,14 +104,13 @@ class Ahead(Generic[T]):
         self._make = functools.partial(_made, make, itertools.count())
         self._line = _Line(depth)
         self._pace = Pace(depth) if by_anyone else None
-        self._settings = thread_settings()
         self._depth = depth
         self._kept = 0  # slots that the consumer holds
         self._taken = 0
         self._last: _Last | None = None  # once it was taken
         self._thread = threading.Thread(
             target=_produce,
-            args=(self._make, finish, self._line, self._settings),
+            args=(self._make, finish, self._line, thread_settings()),
             name=name,
             daemon=True,
         )
@@ -141,7 +141,9 @@ class Ahead(Generic[T]):
     def _next(self) -> tuple[int, Any]:
         """The next result, or what stands in its place, with its number."""
         alone = (
-            self._pace is not None and self._pace.alone(time.perf_counter_ns()) and self._may_make()
+            self._pace is not None
+            and self._pace.alone(time.perf_counter_ns())
+            and not transfers_are_guarded()  # here, which the thread is not
         )
         if not alone:
             self._give_slots_back()
@@ -153,10 +155,6 @@ class Ahead(Generic[T]):
         if not alone:
             self._give_slots_back()
         return numbered
-
-    def _may_make(self) -> bool:
-        """Whether a batch made by this thread would be made as in the other."""
-        return thread_settings() == self._settings and not transfers_are_guarded()
 
     def _wait(self) -> tuple[int, Any]:
         ready = self._line.ready

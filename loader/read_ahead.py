@@ -28,7 +28,7 @@ from loader.rows import align_rows, stays_aligned
 from loader.sources.source import read_rows
 
 _LEAST_BATCH = 2**18  # bytes: less is read sooner than handed over
-_LEAST_GROUP, _MOST_OF_GROUP = 2**21, 6 * 2**20  # bytes, measured on two cores
+_LEAST_GROUP, _MOST_OF_GROUP = 2**21, 2**23  # bytes, measured on two cores
 
 
 class ReadAhead:
@@ -55,8 +55,9 @@ class ReadAhead:
         if step not in self._steps:
             self._steps, self._group = range(0), None  # lets go of memory before more is taken
             if threading.get_ident() == self._consumer:
-                self._steps = range(step, min(step + 2 * self._size, self._end))
-                self._group = self._begun(self._steps[self._size :])
+                own = self._size - self._size // 5  # the thread does nothing else: it reads more
+                self._steps = range(step, min(step + own + self._size, self._end))
+                self._group = self._begun(self._steps[own:])
         return None if self._group is None else self._group.rows_of(step)
 
     def _begun(self, steps: range) -> "_Group | None":
