@@ -1,15 +1,17 @@
-"""Rows that a second thread reads, while batches are made of others.
+"""Rows of several batches that a second thread reads together, while others are made.
 
 numpy copies rows without the interpreter, so one thread can copy while another makes batches. But
-handing something over costs 20 µs and more, and after every copy a thread wants the interpreter
-back. So the thread is handed the rows of several batches, to be read by one call. Who makes the
-batches reads every other group itself, batch by batch, and whatever the thread has not begun by the
-time it is needed. Batches whose rows were read together are parts of the same memory.
+to be handed something, and to have the interpreter back after a copy, a thread waits 20 µs and
+more. So the thread is given *groups*, the rows of several batches to be read by one call, and the
+next one before it has done with the last. Who makes the batches reads those between two groups
+itself: the more, the more often a group is not there in time. Batches of a group are parts of the
+same memory.
 
 This is for a consumer that makes its batches itself. Where a thread already makes them ahead of it,
 one more gains nothing.
 """
 
+import collections
 import concurrent.futures
 import functools
 import itertools
@@ -27,8 +29,10 @@ from loader.prefetch import CLOSE_TIMEOUT_S
 from loader.rows import align_rows, stays_aligned
 from loader.sources.source import read_rows
 
-_LEAST_BATCH = 2**18  # bytes: less is read sooner than handed over
-_LEAST_GROUP, _MOST_OF_GROUP = 2**21, 2**23  # bytes, measured on two cores
+# Bytes, measured on two cores. Less is read sooner than handed over; more gains little.
+_LEAST_BATCH, _LEAST_GROUP, _MOST_OF_GROUP = 2**18, 2**21, 2**24
+_GROUPS = 2  # one that the thread reads, and one that it goes on with
+_MOST_BETWEEN = 4  # times as many as a group has
 
 
 class ReadAhead:
@@ -46,70 +50,85 @@ class ReadAhead:
         self._aligned = aligned
         self._end = end
         self._size = size
+        self._between = -(-size // 2)  # how many batches from one group to the next
         self._consumer = threading.get_ident()
-        self._steps = range(0)  # one group read by the consumer, and one read ahead
-        self._group: _Group | None = None
+        self._thread: concurrent.futures.Executor | None = None
+        self._groups: collections.deque[_Group] = collections.deque()  # under way, in order
+        self._ready: dict[int, Any] = {}  # what is left of the group before them, by step
+        self._next = -1  # the step that is awaited
 
     def rows_of(self, step: int) -> Any:
         """The rows of the batch of this step; None if they are still to be read."""
-        if step not in self._steps:
-            self._steps, self._group = range(0), None  # lets go of memory before more is taken
-            if threading.get_ident() == self._consumer:
-                own = self._size - self._size // 5  # the thread does nothing else: it reads more
-                self._steps = range(step, min(step + own + self._size, self._end))
-                self._group = self._begun(self._steps[own:])
-        return None if self._group is None else self._group.rows_of(step)
+        if step != self._next or self._thread is not _thread():  # a fork has left that behind
+            self._thread, self._ready = _thread(), {}
+            self._groups.clear()
+        self._next = step + 1
+        if self._groups and step in self._groups[0].steps:
+            self._turn_to(self._groups[0])
+        elif not self._groups and not self._ready:
+            self._begin_after(step)
+        return self._ready.pop(step, None)
 
-    def _begun(self, steps: range) -> "_Group | None":
-        thread = _thread()
-        if not steps or thread is None:
-            return None
-        try:
-            indices = [self._work.indices(step, self._rows) for step in steps]
-            reading = thread.submit(
-                _read, self._work.source, np.concatenate(indices), self._aligned
-            )
-        except Exception:  # whatever is wrong, who makes those batches will see it in its turn
-            return None
-        return _Group(steps, list(map(len, indices)), thread, reading)
+    def _turn_to(self, group: "_Group") -> None:
+        """Give out the rows of this group, the first under way, and begin another."""
+        if not group.reading.done():
+            self._between = min(self._between + 1, _MOST_BETWEEN * self._size)
+        elif all(other.reading.done() for other in self._groups):  # the thread has nothing to do
+            self._between = max(self._between - 1, 0)
+        self._ready = group.parts()
+        self._groups.popleft()
+        self._begin_after((self._groups[-1] if self._groups else group).steps[-1])
+
+    def _begin_after(self, step: int) -> None:
+        """Have as many groups under way as may be, the next of them somewhere after this step."""
+        if threading.get_ident() != self._consumer or self._thread is None:
+            return
+        while len(self._groups) < (_GROUPS if self._size > 1 else 1):  # or large ones add up
+            start = step + 1 + self._between
+            steps = range(start, min(start + self._size, self._end))
+            if not steps:
+                return
+            try:
+                indices = [self._work.indices(step, self._rows) for step in steps]
+                reading = self._thread.submit(
+                    _read, self._work.source, np.concatenate(indices), self._aligned
+                )
+            except Exception:  # whatever is wrong, who makes those batches will see it in its turn
+                return
+            self._groups.append(_Group(steps, list(map(len, indices)), reading))
+            step = steps[-1]
 
     def close(self) -> str | None:
         """End what was begun, and wait, but not for long. Says what still runs, if anything."""
-        group, self._group = self._group, None
-        return None if group is None else group.close()
+        groups, self._groups = self._groups, collections.deque()
+        if self._thread is not _thread():
+            return None
+        begun = {group.reading: group.steps for group in groups if not group.reading.cancel()}
+        for reading in concurrent.futures.wait(begun, CLOSE_TIMEOUT_S).not_done:
+            steps = begun[reading]
+            return f"rows of steps {steps[0]} to {steps[-1]} are still being read"
+        return None
 
 
 class _Group:
     """The rows of some steps, which a thread reads together."""
 
     def __init__(
-        self,
-        steps: range,
-        sizes: Sequence[int],
-        thread: concurrent.futures.Executor,
-        reading: "concurrent.futures.Future[Any]",
+        self, steps: range, sizes: Sequence[int], reading: "concurrent.futures.Future[Any]"
     ) -> None:
-        self._steps = steps
-        self._starts = [0, *itertools.accumulate(sizes)]
-        self._thread = thread
-        self._reading = reading
+        self.steps = steps
+        self._ends = list(itertools.accumulate(sizes))
+        self.reading = reading
 
-    def rows_of(self, step: int) -> Any:
-        """The rows of one of the steps; None if it is none of them, or they were not read."""
-        if step not in self._steps or self._thread is not _thread():  # a fork has left it behind
-            return None
-        if self._reading.cancel() or self._reading.exception() is not None:
-            return None  # not begun, or who reads it again will see what is wrong
-        at = step - self._steps.start
-        part = slice(self._starts[at], self._starts[at + 1])
-        return jax.tree.map(lambda leaf: leaf[part], self._reading.result())
-
-    def close(self) -> str | None:
-        if self._reading.cancel() or self._thread is not _thread():
-            return None
-        if concurrent.futures.wait([self._reading], CLOSE_TIMEOUT_S).done:
-            return None
-        return f"rows of steps {self._steps[0]} to {self._steps[-1]} are still being read"
+    def parts(self) -> dict[int, Any]:
+        """The rows by their steps, once they are there; none if they were not read."""
+        if self.reading.cancel() or self.reading.exception() is not None:
+            return {}  # not begun, or who reads them again will see what is wrong
+        leaves, tree = jax.tree.flatten(self.reading.result())
+        return {
+            step: tree.unflatten([leaf[start:end] for leaf in leaves])
+            for step, start, end in zip(self.steps, [0, *self._ends], self._ends, strict=False)
+        }
 
 
 def read_ahead(work: HostWork, rows: Int64s | None, aligned: bool, end: int) -> ReadAhead | None:

@@ -1,16 +1,11 @@
 """Memory for the rows of a batch, and rows of an array copied into it.
 
-A processor fetches ahead of a copy once it has missed a few times in a row, so every long row
-begins slowly. If one element of each is looked at first, those misses come all at once: copying
-rows of 3 KB from all over an array takes some 10 % less.
-
 JAX takes numpy memory as it is onto a CPU device if it begins at a multiple of 64 bytes; else it
 copies it, in a thread of its own that must be waited for. numpy promises 16. Copying to a multiple
 of 64 from where numpy's own arrays lie is some 10 % slower, so it is done only for CPU devices.
 """
 
 import math
-import mmap
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +16,6 @@ from loader.permutation import Int64s
 
 _ALIGNMENT = 64
 _SMALL = 32768  # bytes: less is copied as fast as it is aligned
-_LONG_ROW = 2048  # bytes: shorter ones are copied as fast as they are looked at
 _here = threading.local()
 
 
@@ -55,26 +49,9 @@ def is_view(array: np.ndarray) -> bool:
     return array.base is not None and not isinstance(array.base, _Memory)
 
 
-def heads_of(array: np.ndarray) -> np.ndarray | None:
-    """An element of each row, for `take_rows` to look at; None where that does not pay.
-
-    Looking keeps other threads from running: not at what may have to be read from a disk.
-    """
-    row_bytes = array.itemsize * math.prod(array.shape[1:])
-    plain = array.dtype.kind in "biufc" and array.flags.c_contiguous
-    if row_bytes < _LONG_ROW or not len(array) or not plain:
-        return None
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return None if isinstance(base, mmap.mmap) else array.reshape(len(array), -1)[:, 0]
-
-
-def take_rows(array: np.ndarray, indices: Int64s, heads: np.ndarray | None = None) -> np.ndarray:
+def take_rows(array: np.ndarray, indices: Int64s) -> np.ndarray:
     """The rows at these indices, which are trusted to lie in the array."""
     if not array.flags.c_contiguous:
         return array[indices]  # `take` would copy the whole array first
-    if heads is not None:
-        heads[indices]
     out = empty_rows((len(indices), *array.shape[1:]), array.dtype)
     return array.take(indices, axis=0, mode="clip", out=out)  # clip: no check of bounds

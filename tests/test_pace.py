@@ -68,6 +68,14 @@ def test_a_slow_first_batch_and_pauses_decide_nothing():
     assert share_alone(choices(took, 1, 100_000)) > 0.98
 
 
+def test_a_pause_now_and_then_is_not_doing_something():
+    pace, now = Pace(2), LONG_AGO
+    for number in range(10_000):
+        assert pace.alone(now) or number < 64
+        pace.given(now + 100 * US)
+        now += (100 + (100_000 if number % 500 == 499 else 40)) * US
+
+
 def test_something_done_every_hundred_batches_decides_nothing():
     def took(number: int, alone: bool) -> int:
         return (30_000 if number % 100 == 70 else 0) + (800 if alone else 1)

@@ -29,13 +29,17 @@ AHEAD = "gristmill-read"
 
 
 class Prompt(ThreadPoolExecutor):
-    """A thread that has begun what it is given before anything else happens."""
+    """A thread that has begun what it is given before anything else happens, if it has time."""
+
+    last: Future[Any] | None = None
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = super().submit(*args, **kwargs)
-        while not (future.running() or future.done()):
+        earlier, self.last = self.last, super().submit(*args, **kwargs)
+        while not (self.last.running() or self.last.done()):
+            if earlier is not None and earlier.running():
+                break
             time.sleep(0)
-        return future
+        return self.last
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +120,13 @@ def host_batches(source: Any, **settings: Any) -> list[Any]:
         return list(batches.host_batches())
 
 
+def wait_for_the_thread() -> None:
+    """Until it has done all that it was given."""
+    thread = loader.read_ahead._thread()
+    assert thread is not None
+    thread.submit(int).result(TIMEOUT_S)
+
+
 def assert_same(some: list[Any], others: list[Any]) -> None:
     assert len(some) == len(others)
     for step, (one, other) in enumerate(zip(some, others, strict=True)):
@@ -148,7 +159,25 @@ def test_every_record_is_read_once_about_half_of_them_ahead(watched: Watched):
     host_batches(watched, batch_size=100, epochs=1)
     read = [index for _, indices in watched.reads for index in indices]
     assert sorted(read) == list(range(RECORDS))
-    assert [len(group) for group in watched.ahead()] == [500, 300]  # 4 + 5 steps, 4 + 3
+    assert [len(group) for group in watched.ahead()] == [500, 400]  # after 4 steps, and after 3
+
+
+@pytest.mark.parametrize(("batch_size", "groups"), [(64, [448, 448]), (800, [800])])
+def test_no_more_is_read_ahead_than_two_groups_or_one_large_batch(
+    watched: Watched, batch_size: int, groups: list[int]
+):
+    with DataLoader(watched, batch_size=batch_size, order=Shuffle(3), epochs=3) as batches:
+        next(batches.host_batches())
+        wait_for_the_thread()
+        assert [len(group) for group in watched.ahead()] == groups
+
+
+def test_for_a_consumer_that_takes_its_time_all_is_read_ahead(watched: Watched):
+    with DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=20) as batches:
+        for _ in batches.host_batches():
+            wait_for_the_thread()
+    names = [name for name, _ in watched.reads]
+    assert {name.startswith(AHEAD) for name in names[len(names) // 2 :]} == {True}
 
 
 def test_a_run_resumes_exactly_at_any_batch(watched: Watched):
@@ -186,14 +215,14 @@ def test_a_thread_that_is_ahead_itself_takes_what_is_there_and_begins_nothing(wa
     ahead = ReadAhead(work, None, False, sys.maxsize, 4)
     assert ahead.rows_of(0) is None
 
-    def others() -> list[bool]:
-        return [ahead.rows_of(step) is not None for step in range(12)]
+    def others() -> list[int]:
+        return [step for step in range(1, 20) if ahead.rows_of(step) is not None]
 
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(others).result() == [False] * 4 + [True] * 4 + [False] * 4
-    assert len(watched.ahead()) == 1
-    assert ahead.rows_of(12) is None
-    assert ahead.rows_of(16) is not None
+        assert thread.submit(others).result() == [3, 4, 5, 6, 9, 10, 11, 12]
+    assert len(watched.ahead()) == 2
+    assert ahead.rows_of(20) is None
+    assert any(ahead.rows_of(step) is not None for step in range(21, 30))
 
 
 def test_the_rows_of_a_group_are_each_batchs_own(watched: Watched):
@@ -263,7 +292,7 @@ def test_a_read_that_does_not_end_is_said_and_not_waited_for(
     batches = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3)
     watched.open.clear()
     next(batches.host_batches())
-    with pytest.warns(RuntimeWarning, match="of steps 6 to 12 are still being read"):
+    with pytest.warns(RuntimeWarning, match="of steps 5 to 11 are still being read"):
         batches.close()
 
 
@@ -272,7 +301,7 @@ def test_an_interrupt_while_rows_are_waited_for_costs_no_batch(watched: Watched)
     batches = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3)
     stream = batches.host_batches()
     watched.open.clear()
-    seen = [next(stream) for _ in range(6)]  # the next one is being read ahead
+    seen = [next(stream) for _ in range(5)]  # the next one is being read ahead
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     opening = threading.Timer(0.3, watched.open.set)  # closing waits for it
     try:
@@ -294,7 +323,7 @@ def test_a_forked_process_goes_on_without_the_thread_it_has_not(watched: Watched
     stream = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3).host_batches()
     if held:
         watched.open.clear()
-    seen = [next(stream) for _ in range(6)]  # the next one is read ahead
+    seen = [next(stream) for _ in range(5)]  # the next one is read ahead
 
     def child() -> None:
         loader.read_ahead._thread = functools.cache(lambda: ThreadPoolExecutor(1, AHEAD))

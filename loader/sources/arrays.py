@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.permutation import Int64s
-from loader.rows import heads_of, take_rows
+from loader.rows import take_rows
 from loader.sources.source import sampled_fingerprint
 from loader.spec import Spec, named_leaves, spec_of, without_rows
 
@@ -42,14 +42,6 @@ class ArraySource:
         self._length = len(leaves[0][1])
         if self._length == 0:
             raise ValueError("the source is empty: its arrays have no rows")
-        self._heads = [heads_of(leaf) for leaf in self._leaves]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_heads"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._heads = [heads_of(leaf) for leaf in self._leaves]  # views of the arrays that came
 
     def __len__(self) -> int:
         return self._length
@@ -60,12 +52,7 @@ class ArraySource:
         return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
 
     def gather(self, indices: Int64s) -> Any:
-        return self._tree.unflatten(
-            [
-                take_rows(leaf, indices, heads)
-                for leaf, heads in zip(self._leaves, self._heads, strict=True)
-            ]
-        )
+        return self._tree.unflatten([take_rows(leaf, indices) for leaf in self._leaves])
 
     def record_spec(self) -> Spec:
         return without_rows(spec_of(jax.tree.unflatten(self._tree, self._leaves)))
