@@ -31,6 +31,7 @@ from loader.sources.source import read_rows
 
 # Bytes, measured on two cores. Less is read sooner than handed over; more gains little.
 _LEAST_BATCH, _LEAST_GROUP, _MOST_OF_GROUP = 2**18, 2**21, 2**24
+_MOST_BATCHES = 32  # of a group, however small they are
 _GROUPS = 2  # one that the thread reads, and one that it goes on with
 _MOST_BETWEEN = 4  # times as many as a group has
 
@@ -147,7 +148,7 @@ def _batches_in_a_group(leaf_bytes: Sequence[int], aligned: bool) -> int:
         return 0
     # Of batches in the same memory, all must begin where JAX takes them as they are.
     together = not aligned or all(map(stays_aligned, leaf_bytes))
-    count = max(1, _MOST_OF_GROUP // size) if together else 1
+    count = min(max(1, _MOST_OF_GROUP // size), _MOST_BATCHES) if together else 1
     return count if count * size >= _LEAST_GROUP else 0
 
 

@@ -79,9 +79,18 @@ def _shuffled(
 
 
 def gristmill(
-    task: Task, source: Callable[[], Any], *, threads: int = 0, order: Any = None, **settings: Any
+    task: Task,
+    source: Callable[[], Any],
+    *,
+    threads: int = 0,
+    order: Any = None,
+    read_ahead: int = 0,
+    **settings: Any,
 ) -> Contestant:
-    """This loader; host batches without a device, else with its prefetch."""
+    """This loader; host batches without a device, else with its prefetch.
+
+    `read_ahead` is of how many batches it may have read the rows.
+    """
     of_order = f", {type(order).__name__}" if order is not None else ""
     name = f"gristmill{of_order}{f', Threads({threads})' if threads else ''}"
     name += ", prefetch=0" if settings.get("prefetch") == 0 else ""
@@ -99,7 +108,7 @@ def gristmill(
         )
         return iter(loader) if task.devices else loader.host_batches()
 
-    ahead = 3 * threads + _ahead(task)
+    ahead = read_ahead + 3 * threads + _ahead(task)
     return Contestant(name, make, "gristmill", devices=task.devices, ahead=ahead)
 
 

@@ -392,6 +392,15 @@ def test_groups_are_as_large_as_it_takes(rows: int, row_bytes: int, aligned: boo
     assert (0 if ahead is None else ahead._size) == in_a_group
 
 
+def test_a_group_has_no_more_than_32_batches(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader.read_ahead, "_MOST_OF_GROUP", 2**24)
+    assert [loader.read_ahead._batches_in_a_group([2**n], False) for n in (18, 19, 20)] == [
+        32,
+        32,
+        16,
+    ]
+
+
 def test_batches_read_ahead_go_onto_the_cpu_without_a_copy(watched: Watched):
     read: list[np.ndarray] = []
     gather = watched.gather
