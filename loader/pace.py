@@ -57,7 +57,7 @@ def _choose(window: int, settling: int) -> Generator[tuple[bool, int], tuple[int
         elif longer:  # it may have been the start, or a pause
             continue
         elif between < window * _IDLE_NS:
-            alone = True
+            alone, left = True, hold  # what it did before was an exception
         elif left > 1:
             left -= 1
         else:

@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from loader.kept_memory import Memory, kept_memory
 from loader.permutation import Int64s
 
 _ALIGNMENT = 64
 _SMALL = 32768  # bytes: less is copied as fast as it is aligned
+_LARGE = 2**22  # bytes: malloc keeps less to itself
 _here = threading.local()
-
-
-class _Memory(np.ndarray):
-    """What lies under rows that are aligned, and under nothing else."""
 
 
 def align_rows(on: bool) -> None:
@@ -32,11 +30,15 @@ def empty_rows(shape: Sequence[int], dtype: Any) -> np.ndarray:
     """An array to be filled."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    if size < _SMALL or dtype.hasobject or not getattr(_here, "aligned", False):
+    aligned = getattr(_here, "aligned", False)
+    if dtype.hasobject or size < (_SMALL if aligned else _LARGE):
         return np.empty(shape, dtype)
-    memory = _Memory(size + _ALIGNMENT, np.uint8)
+    if size < _LARGE:
+        memory = Memory(size + _ALIGNMENT, np.uint8)
+    else:
+        memory = kept_memory(size + _ALIGNMENT)
     address = memory.__array_interface__["data"][0]
-    return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT)
+    return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT if aligned else 0)
 
 
 def stays_aligned(size: int) -> bool:
@@ -46,7 +48,7 @@ def stays_aligned(size: int) -> bool:
 
 def is_view(array: np.ndarray) -> bool:
     """Whether the array lies in memory that may be somebody else's too."""
-    return array.base is not None and not isinstance(array.base, _Memory)
+    return array.base is not None and not isinstance(array.base, Memory)
 
 
 def take_rows(array: np.ndarray, indices: Int64s) -> np.ndarray:

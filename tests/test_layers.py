@@ -13,6 +13,7 @@ LAYERS = [
     "loader.structural",
     "loader.spec",
     "loader.permutation",
+    "loader.kept_memory",
     "loader.rows",
     "loader.grain_shuffle",
     "loader.packing",

@@ -76,6 +76,14 @@ def test_a_pause_now_and_then_is_not_doing_something():
         now += (100 + (100_000 if number % 500 == 499 else 40)) * US
 
 
+def test_an_idle_loop_that_is_held_up_now_and_then_is_not_tried_upon():
+    pace, now = Pace(2), LONG_AGO
+    for number in range(10_000):
+        assert pace.alone(now) or number < 64
+        pace.given(now + 100 * US)
+        now += (100 + (5_000 if number % 100 == 99 else 40)) * US
+
+
 def test_something_done_every_hundred_batches_decides_nothing():
     def took(number: int, alone: bool) -> int:
         return (30_000 if number % 100 == 70 else 0) + (800 if alone else 1)

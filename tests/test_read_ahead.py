@@ -394,11 +394,8 @@ def test_groups_are_as_large_as_it_takes(rows: int, row_bytes: int, aligned: boo
 
 def test_a_group_has_no_more_than_32_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loader.read_ahead, "_MOST_OF_GROUP", 2**24)
-    assert [loader.read_ahead._batches_in_a_group([2**n], False) for n in (18, 19, 20)] == [
-        32,
-        32,
-        16,
-    ]
+    sizes = [loader.read_ahead._batches_in_a_group([2**n], aligned=False) for n in (18, 19, 20)]
+    assert sizes == [32, 32, 16]
 
 
 def test_batches_read_ahead_go_onto_the_cpu_without_a_copy(watched: Watched):

@@ -1,0 +1,99 @@
+"""Memory of large rows is used again, but never while anything refers to it."""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+
+from loader import kept_memory as memory
+from loader.rows import align_rows, empty_rows
+
+LARGE = 2**22
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    memory._kept.clear()
+    yield
+    memory._kept.clear()
+    align_rows(False)
+
+
+def rows(count: int = LARGE // 4096, value: int = 0) -> np.ndarray:
+    made = empty_rows((count, 4096), np.uint8)
+    made[...] = value
+    return made
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_what_is_freed_is_used_again():
+    first = address(rows())
+    assert address(rows()) == first
+    a, b = rows(), rows()
+    places = {address(a), address(b)}
+    del a, b
+    assert {address(one) for one in (rows(), rows())} == places
+
+
+def test_memory_that_is_little_larger_is_used_and_what_is_much_larger_is_not():
+    first = address(rows(1250))
+    assert address(rows(1100)) == first
+    assert len(memory._kept) == 1
+    held = rows(1024 + 1024)
+    assert address(held) != first
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_nothing_is_used_again_that_anything_refers_to(aligned: bool):
+    align_rows(aligned)
+    random = np.random.default_rng(0)
+    held: dict[int, np.ndarray] = {}
+    for number in range(200):
+        held[number] = rows(int(random.integers(1024, 1300)), number % 256)[random.integers(500) :]
+        if len(held) > 4:
+            del held[int(random.choice(list(held)))]
+        spans = sorted((address(one), one.nbytes) for one in held.values())
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+        assert all((one == value % 256).all() for value, one in held.items())
+
+
+def test_an_array_on_a_device_keeps_what_it_was_made_of():
+    align_rows(True)
+    placed = [jax.device_put(rows(value=value)[10:]) for value in range(1, 6)]
+    for _ in range(10):
+        rows(value=99)
+    assert all((np.asarray(one) == value).all() for value, one in enumerate(placed, 1))
+
+
+def test_what_nobody_uses_is_kept_up_to_a_bound():
+    held = [rows() for _ in range(40)]
+    del held
+    assert 0 < sum(map(len, memory._kept)) <= memory._MOST_KEPT
+    del [rows(2**26 // 4096)][:]
+    assert sum(map(len, memory._kept)) <= memory._MOST_KEPT
+
+
+def test_threads_that_make_and_free_at_once_do_not_share():
+    barrier = threading.Barrier(4)
+
+    def work(value: int) -> bool:
+        barrier.wait()
+        right = True
+        for _ in range(50):
+            one, other = rows(value=value), rows(value=value + 100)
+            right &= bool((one == value).all() and (other == value + 100).all())
+        return right
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))
+
+
+def test_small_rows_and_texts_are_made_by_numpy():
+    assert empty_rows((LARGE // 2,), np.uint8).base is None
+    assert empty_rows((LARGE,), object).base is None
