@@ -30,7 +30,7 @@ from loader.rows import align_rows, stays_aligned
 from loader.sources.source import read_rows
 
 # Bytes, measured on two cores. Less is read sooner than handed over; more gains little.
-_LEAST_BATCH, _LEAST_GROUP, _MOST_OF_GROUP = 2**18, 2**21, 2**23
+_LEAST_BATCH, _LEAST_GROUP, _MOST_OF_GROUP = 2**18, 2**21, 2**24
 _MOST_BATCHES = 32  # of a group, however small they are
 _GROUPS = 2  # one that the thread reads, and one that it goes on with
 _MOST_BETWEEN = 4  # times as many as a group has

@@ -17,7 +17,7 @@ from loader.permutation import Int64s
 
 _ALIGNMENT = 64
 _SMALL = 32768  # bytes: less is copied as fast as it is aligned
-_LARGE = 2**22  # bytes: malloc keeps less to itself
+_LARGE = 2**20  # bytes: malloc keeps less to itself
 _here = threading.local()
 
 
