@@ -52,10 +52,8 @@ def _choose(window: int, settling: int) -> Generator[tuple[bool, int], tuple[int
     while True:
         took, between = yield alone, window
         longer = longer + 1 if took > window * _SHORT_NS else 0
-        if longer > 1:
+        if longer > 1:  # once may have been the start, or a pause
             alone, hold, left = False, _FIRST_HOLD, _FIRST_HOLD
-        elif longer:  # it may have been the start, or a pause
-            continue
         elif between < window * _IDLE_NS:
             alone, left = True, hold  # what it did before was an exception
         elif left > 1:

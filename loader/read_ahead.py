@@ -53,17 +53,17 @@ class ReadAhead:
         self._size = size
         self._between = -(-size // 2)  # how many batches from one group to the next
         self._consumer = threading.get_ident()
-        self._thread: concurrent.futures.Executor | None = None
+        self._thread = _thread()
         self._groups: collections.deque[_Group] = collections.deque()  # under way, in order
         self._ready: dict[int, Any] = {}  # what is left of the group before them, by step
-        self._next = -1  # the step that is awaited
 
     def rows_of(self, step: int) -> Any:
         """The rows of the batch of this step; None if they are still to be read."""
-        if step != self._next or self._thread is not _thread():  # a fork has left that behind
-            self._thread, self._ready = _thread(), {}
+        if self._thread is not _thread():  # this is a fork, without what the thread was given
+            self._thread = _thread()
             self._groups.clear()
-        self._next = step + 1
+        while self._groups and step > self._groups[0].steps[-1]:
+            self._groups.popleft()  # nobody has asked for it: not of all batches are there rows
         if self._groups and step in self._groups[0].steps:
             self._turn_to(self._groups[0])
         elif not self._groups and not self._ready:

@@ -42,11 +42,11 @@ def test_what_is_freed_is_used_again():
 
 
 def test_memory_that_is_little_larger_is_used_and_what_is_much_larger_is_not():
-    first = address(rows(1250))
-    assert address(rows(1100)) == first
-    assert len(memory._kept) == 1
-    held = rows(1024 + 1024)
-    assert address(held) != first
+    first = address(rows(2000))
+    small = rows(1500)
+    assert address(small) != first
+    assert address(rows(1700)) == first
+    assert address(rows(2000)) == first
 
 
 @pytest.mark.parametrize("aligned", [False, True])

@@ -209,6 +209,20 @@ def test_a_process_reads_ahead_its_own_rows(watched: Watched):
     assert {len(group) % 100 for group in watched.ahead()} == {0}
 
 
+@pytest.mark.parametrize("first", [600, 800])  # one batch in a group, two
+def test_a_process_that_has_no_rows_of_some_batches_reads_on(watched: Watched, first: int):
+    plan = Plan(RECORDS, 1000, epochs=20)  # of every other batch, 600 rows
+    work = HostWork(watched, Shuffle(1), plan, (), PadBatcher(), None)
+    rows = np.arange(first, 1000)
+    ahead = read_ahead(work, rows, False, 40)
+    assert ahead is not None
+    for step in range(40):
+        given = work.batch_rows(step, rows, ahead.rows_of)
+        wait_for_the_thread()
+        assert_same_batch(given, work.batch_rows(step, rows), f"batch {step}")
+    assert len(watched.ahead()) > 8
+
+
 def test_a_thread_that_is_ahead_itself_takes_what_is_there_and_begins_nothing(watched: Watched):
     plan = Plan(RECORDS, 100, epochs=None)
     work = HostWork(watched, Shuffle(1), plan, (), PadBatcher(), None)
@@ -309,6 +323,7 @@ def test_an_interrupt_while_rows_are_waited_for_costs_no_batch(watched: Watched)
         opening.start()
         with pytest.raises(KeyboardInterrupt):
             next(stream)
+        assert watched.open.is_set()  # what was being read has been waited for
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -8,7 +8,7 @@ corrupts. `fresh_rows = True` says that all rows asked for are given, in memory 
 and saves the looking. `by_anyone = True`, said by the class itself, says that it makes no
 difference which thread reads, whether others read at the same time, under which settings of JAX
 and numpy, or whether a read is broken off: a short loop may then read by itself instead of waiting
-for the prefetch thread, and have half of its rows read by another.
+for the prefetch thread, and have some of its rows read by another.
 
 It may know `record_spec()` without reading, and `fingerprint()`, a dict of a few values that tell
 its data from other data. `by_epoch = True` says that a record changes from epoch to epoch; it is
