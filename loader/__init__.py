@@ -6,6 +6,7 @@ from loader.batchers import PackBatcher as PackBatcher
 from loader.batchers import PadBatcher as PadBatcher
 from loader.data_loader import DataLoader as DataLoader
 from loader.data_loader import Epoch as Epoch
+from loader.device_prefetcher import DevicePrefetcher as DevicePrefetcher
 from loader.mapped_source import Mapped as Mapped
 from loader.module import CheckpointableIteratorModule as CheckpointableIteratorModule
 from loader.module import IterationCount as IterationCount
@@ -19,7 +20,6 @@ from loader.order import Sequential as Sequential
 from loader.order import Shuffle as Shuffle
 from loader.partition import PartitionAxis as PartitionAxis
 from loader.partition import PartitionManager as PartitionManager
-from loader.prefetch import DevicePrefetcher as DevicePrefetcher
 from loader.sharder import MeshSharder as MeshSharder
 from loader.sharder import SharderModule as SharderModule
 from loader.sharder import SharderModuleConfig as SharderModuleConfig

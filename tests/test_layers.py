@@ -45,6 +45,7 @@ LAYERS = [
     "loader.sharder",
     "loader.pace",
     "loader.prefetch",
+    "loader.device_prefetcher",
     "loader.host_work",
     "loader.read_ahead",
     "loader.workers",
