@@ -68,20 +68,13 @@ def test_a_slow_first_batch_and_pauses_decide_nothing():
     assert share_alone(choices(took, 1, 100_000)) > 0.98
 
 
-def test_a_pause_now_and_then_is_not_doing_something():
+@pytest.mark.parametrize(("every", "pause"), [(500, 100_000), (100, 5_000)])
+def test_an_idle_loop_that_is_held_up_now_and_then_is_not_tried_upon(every: int, pause: int):
     pace, now = Pace(2), LONG_AGO
-    for number in range(10_000):
-        assert pace.alone(now) or number < 64
+    for number in range(1, 10_000):
+        assert pace.alone(now) or number <= 64
         pace.given(now + 100 * US)
-        now += (100 + (100_000 if number % 500 == 499 else 40)) * US
-
-
-def test_an_idle_loop_that_is_held_up_now_and_then_is_not_tried_upon():
-    pace, now = Pace(2), LONG_AGO
-    for number in range(10_000):
-        assert pace.alone(now) or number < 64
-        pace.given(now + 100 * US)
-        now += (100 + (5_000 if number % 100 == 99 else 40)) * US
+        now += (100 + (40 if number % every else pause)) * US
 
 
 def test_something_done_every_hundred_batches_decides_nothing():
