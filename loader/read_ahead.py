@@ -11,12 +11,14 @@ This is for a consumer that makes its batches itself. Where a thread already mak
 one more gains nothing.
 """
 
+import atexit
 import collections
-import concurrent.futures
 import functools
 import itertools
 import os
+import queue
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +33,7 @@ from loader.sources.source import read_rows
 
 # Bytes, measured on two cores. Less is read sooner than handed over; more gains little.
 _LEAST_BATCH, _LEAST_GROUP, _MOST_OF_GROUP = 2**18, 2**21, 2**24
-_MOST_BATCHES = 32  # of a group, however small they are
+_MOST_BATCHES, _MOST_RECORDS = 32, 2**14  # of a group, however small they are
 _GROUPS = 2  # one that the thread reads, and one that it goes on with
 _MOST_BETWEEN = 4  # times as many as a group has
 
@@ -72,9 +74,9 @@ class ReadAhead:
 
     def _turn_to(self, group: "_Group") -> None:
         """Give out the rows of this group, the first under way, and begin another."""
-        if not group.reading.done():
+        if not group.ended:
             self._between = min(self._between + 1, _MOST_BETWEEN * self._size)
-        elif all(other.reading.done() for other in self._groups):  # the thread has nothing to do
+        elif all(other.ended for other in self._groups):  # the thread has nothing to do
             self._between = max(self._between - 1, 0)
         self._ready = group.parts()
         self._groups.popleft()
@@ -91,12 +93,11 @@ class ReadAhead:
                 return
             try:
                 indices = [self._work.indices(step, self._rows) for step in steps]
-                reading = self._thread.submit(
-                    _read, self._work.source, np.concatenate(indices), self._aligned
-                )
             except Exception:  # whatever is wrong, who makes those batches will see it in its turn
                 return
-            self._groups.append(_Group(steps, list(map(len, indices)), reading))
+            group = _Group(steps, indices, self._work.source, self._aligned)
+            self._groups.append(group)
+            self._thread.begin(group)
             step = steps[-1]
 
     def close(self) -> str | None:
@@ -104,28 +105,60 @@ class ReadAhead:
         groups, self._groups = self._groups, collections.deque()
         if self._thread is not _thread():
             return None
-        begun = {group.reading: group.steps for group in groups if not group.reading.cancel()}
-        for reading in concurrent.futures.wait(begun, CLOSE_TIMEOUT_S).not_done:
-            steps = begun[reading]
-            return f"rows of steps {steps[0]} to {steps[-1]} are still being read"
+        for group in groups:
+            if not group.claim() and not group.wait(CLOSE_TIMEOUT_S):
+                return f"rows of steps {group.steps[0]} to {group.steps[-1]} are still being read"
         return None
 
 
 class _Group:
-    """The rows of some steps, which a thread reads together."""
+    """The rows of some steps, to be read by one call of whoever claims it first.
 
-    def __init__(
-        self, steps: range, sizes: Sequence[int], reading: "concurrent.futures.Future[Any]"
-    ) -> None:
+    What is shared with the thread is changed by single calls into C, so that an interrupt in the
+    consumer leaves nothing half done, and no lock behind.
+    """
+
+    def __init__(self, steps: range, indices: Sequence[Int64s], source: Any, aligned: bool) -> None:
         self.steps = steps
-        self._ends = list(itertools.accumulate(sizes))
-        self.reading = reading
+        self.ended = False
+        self._ends = list(itertools.accumulate(map(len, indices)))
+        self._indices = np.concatenate(indices)
+        self._source = source
+        self._aligned = aligned
+        self._rows: Any = None  # once they are read, if they could be
+        self._claims = itertools.count()
+        self._end: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def claim(self) -> bool:
+        """Whether nobody has begun it; from now on, nobody else will."""
+        return next(self._claims) == 0
+
+    def read(self) -> None:
+        """Read what was claimed."""
+        try:
+            align_rows(self._aligned)
+            rows, there = read_rows(self._source, self._indices)
+            if there is None and all(len(r) == self._ends[-1] for r in jax.tree.leaves(rows)):
+                self._rows = rows
+        except BaseException:  # who reads these batches again will see what is wrong
+            self._rows = None
+        self.ended = True
+        self._end.put(None)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it has been read, after no longer than that."""
+        if not self.ended:
+            try:
+                self._end.get(timeout=timeout_s)
+            except queue.Empty:
+                return False
+        return True
 
     def parts(self) -> dict[int, Any]:
         """The rows by their steps, once they are there; none if they were not read."""
-        if self.reading.cancel() or self.reading.exception() is not None:
-            return {}  # not begun, or who reads them again will see what is wrong
-        leaves, tree = jax.tree.flatten(self.reading.result())
+        if self.claim() or not self.wait() or self._rows is None:
+            return {}
+        leaves, tree = jax.tree.flatten(self._rows)
         return {
             step: tree.unflatten([leaf[start:end] for leaf in leaves])
             for step, start, end in zip(self.steps, [0, *self._ends], self._ends, strict=False)
@@ -136,33 +169,61 @@ def read_ahead(work: HostWork, rows: Int64s | None, aligned: bool, end: int) -> 
     """What reads the rows of a run ahead; None where it may not, or would not gain anything."""
     if not work.read_by_anyone or _thread() is None:
         return None
-    leaf_bytes = work.read_bytes(work.plan.batch_size if rows is None else len(rows))
-    size = _batches_in_a_group(leaf_bytes, aligned)
+    count = work.plan.batch_size if rows is None else len(rows)
+    size = _batches_in_a_group(count, work.read_bytes(count), aligned)
     return ReadAhead(work, rows, aligned, end, size) if size else None
 
 
-def _batches_in_a_group(leaf_bytes: Sequence[int], aligned: bool) -> int:
-    """How many, where leaves of a batch have these sizes; 0 if they are too small."""
+def _batches_in_a_group(rows: int, leaf_bytes: Sequence[int], aligned: bool) -> int:
+    """How many, where a batch has so many rows and leaves of these sizes; 0 if too small."""
     size = sum(leaf_bytes)
     if size < _LEAST_BATCH:
         return 0
     # Of batches in the same memory, all must begin where JAX takes them as they are.
     together = not aligned or all(map(stays_aligned, leaf_bytes))
-    count = min(max(1, _MOST_OF_GROUP // size), _MOST_BATCHES) if together else 1
+    most = min(_MOST_OF_GROUP // size, _MOST_RECORDS // rows, _MOST_BATCHES) if together else 1
+    count = max(1, most)
     return count if count * size >= _LEAST_GROUP else 0
 
 
-def _read(source: Any, indices: Int64s, aligned: bool) -> Any:
-    align_rows(aligned)
-    rows, there = read_rows(source, indices)
-    assert there is None, f"{source} gathers records, and has not all of them"
-    return rows
+class _ReadThread:
+    """A thread that reads groups, in the order in which it is given them."""
+
+    def __init__(self) -> None:
+        self._groups: queue.SimpleQueue[weakref.ref[_Group] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._groups,), name="gristmill-read", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
+
+    def begin(self, group: _Group) -> None:
+        """Have it read, unless it is claimed or forgotten before its turn comes."""
+        self._groups.put(weakref.ref(group))
+
+    def close(self) -> None:
+        """End the thread and wait, but not for long."""
+        self._groups.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+
+def _serve(groups: "queue.SimpleQueue[weakref.ref[_Group] | None]") -> None:
+    while (given := groups.get()) is not None:
+        group = given()
+        if group is not None and group.claim():
+            group.read()
+        del group  # it is the consumer's
 
 
 @functools.cache
-def _thread() -> concurrent.futures.Executor | None:
-    """The thread of this process; None where there is but one core."""
-    return concurrent.futures.ThreadPoolExecutor(1, "gristmill-read") if _cores() > 1 else None
+def _thread() -> _ReadThread | None:
+    """The thread of this process; None where there is but one core, or no thread to be had."""
+    if _cores() == 1:
+        return None
+    try:
+        return _ReadThread()
+    except RuntimeError:
+        return None
 
 
 def _cores() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.kept_memory import Memory, kept_memory
+from loader.kept_memory import MOST_KEPT, Memory, kept_memory
 from loader.permutation import Int64s
 
 _ALIGNMENT = 64
@@ -33,10 +33,8 @@ def empty_rows(shape: Sequence[int], dtype: Any) -> np.ndarray:
     aligned = getattr(_here, "aligned", False)
     if dtype.hasobject or size < (_SMALL if aligned else _LARGE):
         return np.empty(shape, dtype)
-    if size < _LARGE:
-        memory = Memory(size + _ALIGNMENT, np.uint8)
-    else:
-        memory = kept_memory(size + _ALIGNMENT)
+    size += _ALIGNMENT
+    memory = kept_memory(size) if _LARGE <= size <= MOST_KEPT else Memory(size, np.uint8)
     address = memory.__array_interface__["data"][0]
     return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT if aligned else 0)
 

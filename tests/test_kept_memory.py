@@ -2,12 +2,14 @@
 
 import itertools
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
 
+from loader import DataLoader, Shuffle
 from loader import kept_memory as memory
 from loader.rows import align_rows, empty_rows
 
@@ -15,10 +17,9 @@ LARGE = 2**22
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
-    memory._kept.clear()
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(memory, "_pieces", [bytearray()] * 8)
     yield
-    memory._kept.clear()
     align_rows(False)
 
 
@@ -74,9 +75,27 @@ def test_an_array_on_a_device_keeps_what_it_was_made_of():
 def test_what_nobody_uses_is_kept_up_to_a_bound():
     held = [rows() for _ in range(40)]
     del held
-    assert 0 < sum(map(len, memory._kept)) <= memory._MOST_KEPT
-    del [rows(2**26 // 4096)][:]
-    assert sum(map(len, memory._kept)) <= memory._MOST_KEPT
+    assert [len(piece) for piece in memory._pieces] == [LARGE + 64] * 8
+    rows(memory.MOST_KEPT // 4096 + 1)
+    assert [len(piece) for piece in memory._pieces] == [LARGE + 64] * 8
+
+
+def test_batches_that_a_step_takes_for_its_own_are_not_disturbed():
+    """Donated, forgotten while they are worked on, seen through numpy."""
+    data = np.random.default_rng(0).integers(0, 100, (2048, 2048), np.int32)
+    step = jax.jit(lambda x, total: (x + 1, total + x.sum()), donate_argnums=0)
+    loader = DataLoader(data, batch_size=256, order=Shuffle(0), epochs=8)
+    kept, total, expected = [], 0, 0
+    for number, batch in enumerate(loader):
+        rows = loader.host_batch_at(number)["data"]
+        seen = np.asarray(batch["data"]) if number % 3 == 0 else None
+        out, total = step(batch["data"], total)
+        expected += int(rows.sum())
+        kept.append((rows, out if number % 2 else None, seen))
+    assert int(total) == expected
+    for rows, out, seen in kept:
+        assert out is None or (np.asarray(out) == rows + 1).all()
+        assert seen is None or (seen == rows).all()
 
 
 def test_threads_that_make_and_free_at_once_do_not_share():

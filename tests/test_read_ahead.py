@@ -1,14 +1,14 @@
 """Rows read ahead by a second thread make the batches that one thread would have made."""
 
 import functools
+import gc
 import multiprocessing
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import loader.read_ahead
 from loader import ArraySource, DataLoader, PadBatcher, Shuffle
 from loader.host_work import HostWork
 from loader.plan import Plan
-from loader.read_ahead import ReadAhead, read_ahead
+from loader.read_ahead import ReadAhead, _ReadThread, read_ahead
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from operators import RandomFlip
 
@@ -28,38 +28,59 @@ RECORDS, ROW = 1600, 4096
 AHEAD = "gristmill-read"
 
 
-class Prompt(ThreadPoolExecutor):
+class Task:
+    """Something else to do for the thread that reads."""
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        self.read = do
+
+    def claim(self) -> bool:
+        return True
+
+
+class Prompt(_ReadThread):
     """A thread that has begun what it is given before anything else happens, if it has time."""
 
-    last: Future[Any] | None = None
+    last: Any = None
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        earlier, self.last = self.last, super().submit(*args, **kwargs)
-        while not (self.last.running() or self.last.done()):
-            if earlier is not None and earlier.running():
-                break
-            time.sleep(0)
-        return self.last
+    def begin(self, group: Any) -> None:
+        begun, read, earlier = threading.Event(), group.read, self.last
+        group.read = lambda: (begun.set(), read())
+        self.last = group
+        super().begin(group)
+        if earlier is None or earlier.ended:
+            assert begun.wait(TIMEOUT_S)
 
 
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(loader.read_ahead, "_LEAST_GROUP", 2**20)
     monkeypatch.setattr(loader.read_ahead, "_MOST_OF_GROUP", 2**21)  # so that there are many
-    with Prompt(1, AHEAD) as thread:
-        monkeypatch.setattr(loader.read_ahead, "_thread", lambda: thread)
-        yield
+    thread = Prompt()
+    monkeypatch.setattr(loader.read_ahead, "_thread", lambda: thread)
+    yield
+    thread.close()
 
 
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A thread that does something else, and does not come to an end with it."""
-    ended = threading.Event()
-    with ThreadPoolExecutor(1, AHEAD) as thread:
-        thread.submit(ended.wait, TIMEOUT_S)
-        monkeypatch.setattr(loader.read_ahead, "_thread", lambda: thread)
-        yield
-        ended.set()
+    ended, thread = threading.Event(), _ReadThread()
+    task: Any = Task(lambda: ended.wait(TIMEOUT_S))
+    thread.begin(task)
+    monkeypatch.setattr(loader.read_ahead, "_thread", lambda: thread)
+    yield
+    ended.set()
+    thread.close()
+
+
+def wait_for_the_thread() -> None:
+    """Until it has done all that it was given."""
+    done, thread = threading.Event(), loader.read_ahead._thread()
+    assert thread is not None
+    task: Any = Task(done.set)
+    _ReadThread.begin(thread, task)
+    assert done.wait(TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +139,6 @@ def host_batches(source: Any, **settings: Any) -> list[Any]:
     defaults = {"batch_size": 64, "order": Shuffle(3), "epochs": 3}
     with DataLoader(source, **defaults | settings) as batches:
         return list(batches.host_batches())
-
-
-def wait_for_the_thread() -> None:
-    """Until it has done all that it was given."""
-    thread = loader.read_ahead._thread()
-    assert thread is not None
-    thread.submit(int).result(TIMEOUT_S)
 
 
 def assert_same(some: list[Any], others: list[Any]) -> None:
@@ -341,7 +355,7 @@ def test_a_forked_process_goes_on_without_the_thread_it_has_not(watched: Watched
     seen = [next(stream) for _ in range(5)]  # the next one is read ahead
 
     def child() -> None:
-        loader.read_ahead._thread = functools.cache(lambda: ThreadPoolExecutor(1, AHEAD))
+        loader.read_ahead._thread = functools.cache(_ReadThread)
         watched.open.set()
         assert_same(seen + list(stream), expected)
 
@@ -355,24 +369,134 @@ def test_a_forked_process_goes_on_without_the_thread_it_has_not(watched: Watched
     assert_same(seen + list(stream), expected)
 
 
+def run(program: str, *args: object) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", program, *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
 def test_a_process_that_ends_in_mid_read_ends_well():
     program = """
+import sys
 import numpy as np
 from loader import DataLoader, Shuffle
 rows = np.arange(2000 * 4096, dtype=np.int32).reshape(2000, 4096)
 batches = DataLoader({"row": rows}, batch_size=500, order=Shuffle(0), epochs=None)
-for _, batch in zip(range({steps}), batches.host_batches(), strict=False):
+for _, batch in zip(range(int(sys.argv[1])), batches.host_batches(), strict=False):
     pass
 raise SystemExit(7)
 """
     for steps in (1, 2, 3):
-        run = subprocess.run(
-            [sys.executable, "-c", program.replace("{steps}", str(steps))],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert (run.returncode, run.stderr) == (7, "")
+        assert run(program, steps) == (7, "", "")
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_process_ends_although_a_read_does_not(closed: bool):
+    program = """
+import sys, threading, warnings
+import numpy as np
+import loader.read_ahead
+from loader import DataLoader
+
+class Stuck:
+    by_anyone = fresh_rows = True
+    begun = threading.Event()
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        return np.zeros(4096, np.uint8)
+
+    def record_spec(self):
+        import jax
+        return jax.ShapeDtypeStruct((4096,), np.uint8)
+
+    def gather(self, indices):
+        if threading.current_thread().name == "gristmill-read":
+            self.begun.set()
+            threading.Event().wait()
+        return np.zeros((len(indices), 4096), np.uint8)
+
+warnings.simplefilter("ignore")
+loader.read_ahead.CLOSE_TIMEOUT_S = 0.5
+source = Stuck()
+batches = DataLoader(source, batch_size=256)
+next(batches.host_batches())
+assert source.begun.wait(30)
+if sys.argv[1] == "True":
+    batches.close()
+"""
+    assert run(program, closed) == (0, "", "")
+
+
+def test_interrupts_at_any_moment_lose_no_batch_no_interrupt_and_no_thread():
+    program = """
+import random, signal, sys, time
+import numpy as np
+from loader import DataLoader, Shuffle
+
+lost, came = [], 0
+sys.unraisablehook = lambda what: lost.append(what)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+rows = np.arange(2048, dtype=np.int32).repeat(1024).reshape(2048, 1024)
+loader = DataLoader(rows, batch_size=256, order=Shuffle(0), epochs=None, prefetch=2)
+expected = [loader.host_batch_at(step)["data"][:, 0] for step in range(8)]
+moments, end = random.Random(0), time.monotonic() + 4
+while time.monotonic() < end:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.002, 0.004))
+        for batch in loader.host_batches():
+            step = loader.idx.get_value()
+            if step % 8 == 0:  # of the first epochs each has its own order
+                assert len(set(batch["data"][:, 0])) == 256
+            if step < 8:
+                assert (batch["data"][:, 0] == expected[step]).all()
+    except KeyboardInterrupt:
+        came += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert came > 100 and not lost, (came, lost)
+step = loader.idx.get_value()
+given = next(loader.host_batches())
+assert loader.idx.get_value() == step + 1
+assert (given["data"] == loader.host_batch_at(step + 1)["data"]).all()
+loader.close()
+"""
+    assert run(program) == (0, "", "")
+
+
+def test_too_few_rows_fail_the_batch_they_are_missing_in(watched: Watched):
+    good = host_batches(watched)
+    missing = int(good[9]["number"][5])  # of a group that is read ahead
+    first = next(step for step in range(len(good)) if missing in good[step]["number"])
+    gather = watched.gather
+
+    def short(indices: np.ndarray) -> Any:
+        return gather(indices[indices != missing])
+
+    watched.gather = short
+    with DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3) as batches:
+        stream = batches.host_batches()
+        assert_same([next(stream) for _ in range(first)], good[:first])
+        with pytest.raises(ValueError, match="shorter"):
+            next(stream)
+
+
+def test_what_a_forgotten_stream_has_asked_for_is_not_read(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+):
+    thread = _ReadThread()
+    monkeypatch.setattr(loader.read_ahead, "_thread", lambda: thread)
+    watched.open.clear()
+    stream = DataLoader(watched, batch_size=64, order=Shuffle(3), epochs=3).host_batches()
+    next(stream)
+    assert watched.begun.wait(TIMEOUT_S)
+    del stream
+    gc.collect()
+    watched.open.set()
+    wait_for_the_thread()
+    thread.close()
+    assert len(watched.ahead()) == 1  # which had begun
 
 
 # Where it is done at all
@@ -409,8 +533,18 @@ def test_groups_are_as_large_as_it_takes(rows: int, row_bytes: int, aligned: boo
 
 def test_a_group_has_no_more_than_32_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loader.read_ahead, "_MOST_OF_GROUP", 2**24)
-    sizes = [loader.read_ahead._batches_in_a_group([2**n], aligned=False) for n in (18, 19, 20)]
+    sizes = [
+        loader.read_ahead._batches_in_a_group(256, [2**n], aligned=False) for n in (18, 19, 20)
+    ]
     assert sizes == [32, 32, 16]
+
+
+@pytest.mark.parametrize(("rows", "in_a_group"), [(4096, 4), (8192, 2), (2**14, 1), (2**15, 1)])
+def test_a_group_has_no_more_than_16384_records(rows: int, in_a_group: int):
+    source = ArraySource(np.zeros((2**16, 64), np.uint8))
+    work = HostWork(source, Shuffle(0), Plan(2**16, rows), (), PadBatcher(), None)
+    ahead = read_ahead(work, None, False, 1)
+    assert (0 if ahead is None else ahead._size) == in_a_group
 
 
 def test_batches_read_ahead_go_onto_the_cpu_without_a_copy(watched: Watched):
