@@ -36,6 +36,7 @@ _LEAST_BATCH, _LEAST_GROUP, _MOST_OF_GROUP = 2**18, 2**21, 2**24
 _MOST_BATCHES, _MOST_RECORDS = 32, 2**14  # of a group, however small they are
 _GROUPS = 2  # one that the thread reads, and one that it goes on with
 _MOST_BETWEEN = 4  # times as many as a group has
+_CONSUMER, _THREAD = "consumer", "thread"
 
 
 class ReadAhead:
@@ -106,7 +107,7 @@ class ReadAhead:
         if self._thread is not _thread():
             return None
         for group in groups:
-            if not group.claim() and not group.wait(CLOSE_TIMEOUT_S):
+            if not group.claim(_CONSUMER) and not group.wait(CLOSE_TIMEOUT_S):
                 return f"rows of steps {group.steps[0]} to {group.steps[-1]} are still being read"
         return None
 
@@ -126,12 +127,12 @@ class _Group:
         self._source = source
         self._aligned = aligned
         self._rows: Any = None  # once they are read, if they could be
-        self._claims = itertools.count()
+        self._owner: dict[str, str] = {}
         self._end: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def claim(self) -> bool:
-        """Whether nobody has begun it; from now on, nobody else will."""
-        return next(self._claims) == 0
+    def claim(self, who: str) -> bool:
+        """Whether it is theirs to read; it is if nobody else has claimed it before."""
+        return self._owner.setdefault("owner", who) == who
 
     def read(self) -> None:
         """Read what was claimed."""
@@ -156,7 +157,7 @@ class _Group:
 
     def parts(self) -> dict[int, Any]:
         """The rows by their steps, once they are there; none if they were not read."""
-        if self.claim() or not self.wait() or self._rows is None:
+        if self.claim(_CONSUMER) or not self.wait() or self._rows is None:
             return {}
         leaves, tree = jax.tree.flatten(self._rows)
         return {
@@ -210,7 +211,7 @@ class _ReadThread:
 def _serve(groups: "queue.SimpleQueue[weakref.ref[_Group] | None]") -> None:
     while (given := groups.get()) is not None:
         group = given()
-        if group is not None and group.claim():
+        if group is not None and group.claim(_THREAD):
             group.read()
         del group  # it is the consumer's
 

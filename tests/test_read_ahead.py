@@ -34,7 +34,7 @@ class Task:
     def __init__(self, do: Callable[[], Any]) -> None:
         self.read = do
 
-    def claim(self) -> bool:
+    def claim(self, who: str) -> bool:
         return True
 
 
@@ -463,6 +463,14 @@ assert (given["data"] == loader.host_batch_at(step + 1)["data"]).all()
 loader.close()
 """
     assert run(program) == (0, "", "")
+
+
+def test_a_group_is_read_by_one_alone_and_stays_theirs():
+    group = loader.read_ahead._Group(range(3), [np.arange(5)] * 3, ArraySource(np.eye(9)), False)
+    assert group.claim("consumer")
+    assert not group.claim("thread")
+    assert group.claim("consumer")  # after an interrupt, say: it need not be waited for
+    assert group.parts() == {}
 
 
 def test_too_few_rows_fail_the_batch_they_are_missing_in(watched: Watched):
