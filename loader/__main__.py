@@ -1,6 +1,6 @@
 """`python -m loader` is `gristmill`."""
 
-from loader.cli import main
+from loader.command.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -20,30 +20,34 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from loader.batchers import BatcherModule, PadBatcher
-from loader.checkpoint import Saving, check_document, make_document
-from loader.device_operators import OperatedPlacement
-from loader.digest import content_key
-from loader.fingerprint import Fingerprint
-from loader.host_work import HostWork
-from loader.module import CheckpointableIteratorModule, LoaderModuleConfig
-from loader.operator import as_operators
-from loader.order import Order, Sequential
-from loader.placed_stream import (
+from loader.modules.iterator import CheckpointableIteratorModule
+from loader.modules.module import LoaderModuleConfig
+from loader.order.orders import Order, Sequential
+from loader.order.plan import Plan, Remainder
+from loader.records.digest import content_key
+from loader.records.jax_settings import thread_settings, x64_enabled
+from loader.records.spec import Spec, named_leaves
+from loader.runtime.host_pipeline import HostWork
+from loader.runtime.placed_stream import (
     PlacedStream,
     finish_batch,
     place_batch,
     rows_applied_and_masked,
 )
-from loader.placement import Placement
-from loader.plan import Plan, Remainder
-from loader.prefetch import BatchLost, thread_settings
-from loader.processes import agree, refuse_unequal_replicas
-from loader.sharder import MeshSharder, SharderModule, placement_on_default_device
+from loader.runtime.prefetch import BatchLost
+from loader.runtime.stage_checks import refuse_unfit_stages
+from loader.runtime.stats import Recorder, Stats
+from loader.runtime.workers.threads import HostBatches, HostStream, Threads
+from loader.sharding.device_operators import OperatedPlacement
+from loader.sharding.mesh_sharder import MeshSharder, placement_on_default_device
+from loader.sharding.placement import Placement
+from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
-from loader.spec import Spec, named_leaves, x64_enabled
-from loader.stage_checks import refuse_unfit_stages
-from loader.stats import Recorder, Stats
-from loader.workers import HostBatches, HostStream, Threads
+from loader.state.agreement import agree, refuse_unequal_replicas
+from loader.state.document import check_document, make_document
+from loader.state.fingerprint import Fingerprint
+from loader.state.saving import Saving
+from loader.transforms.operator_module import as_operators
 
 
 @dataclasses.dataclass(eq=False)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.data_loader import DataLoader
-from loader.spec import VALID_MASK
+from loader.records.spec import VALID_MASK
 
 STATE_BYTES_AT_MOST = 1024
 

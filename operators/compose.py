@@ -9,20 +9,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from loader.operator import OperatorModule, OperatorOptions, as_operator
-from loader.sources.merging import merged_rows
-from loader.spec import Spec, with_open_lengths
-from loader.transform import (
-    RowError,
-    call,
-    draws_of,
-    filters,
-    is_jax,
-    mixes_rows,
-    namespace,
-    sides,
-    spec_after,
-)
+from loader.records.errors import RowError
+from loader.records.merging import merged_rows
+from loader.records.spec import Spec, with_open_lengths
+from loader.transforms.numpy_or_jax import is_jax, namespace
+from loader.transforms.operator_module import OperatorModule, OperatorOptions, as_operator
+from loader.transforms.transform import call, draws_of, filters, mixes_rows, sides, spec_after
 
 
 @dataclasses.dataclass(frozen=True)

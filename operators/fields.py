@@ -7,18 +7,18 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec, is_ragged, leaf_spec, ragged_leaf
-from loader.transform import RowError, is_jax, namespace
-from operators.leaves import frozen, get, has, name_of, names_of, put, without
-
-_BOTH = ("host", "device")
+from loader.records.errors import RowError
+from loader.records.spec import Spec, leaf_spec
+from loader.records.stacking import is_ragged, ragged_leaf
+from loader.transforms.numpy_or_jax import is_jax, namespace
+from loader.transforms.operator_module import OperatorModule, OperatorOptions
+from operators.leaves import BOTH, frozen, get, has, name_of, names_of, put, without
 
 
 @dataclasses.dataclass(frozen=True)
 class _Select:
     names: tuple[str, ...]
-    sides = _BOTH
+    sides = BOTH
 
     def __call__(self, rows: Any) -> Any:
         selected: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class Select(OperatorModule):
 @dataclasses.dataclass(frozen=True)
 class _Rename:
     names: tuple[tuple[str, str], ...]
-    sides = _BOTH
+    sides = BOTH
 
     def __call__(self, rows: Any) -> Any:
         values = [get(rows, old) for old, _ in self.names]
@@ -64,7 +64,7 @@ class Rename(OperatorModule):
 @dataclasses.dataclass(frozen=True)
 class _Cast:
     dtypes: tuple[tuple[str, str], ...]
-    sides = _BOTH
+    sides = BOTH
 
     def __call__(self, rows: Any) -> Any:
         for name, dtype in self.dtypes:
@@ -131,7 +131,7 @@ class Cast(OperatorModule):
 class _Constant:
     name: str
     value: np.ndarray
-    sides = _BOTH
+    sides = BOTH
 
     def __call__(self, rows: Any) -> Any:
         count = len(jax.tree.leaves(rows)[0])

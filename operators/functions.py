@@ -7,9 +7,9 @@ has one: change that when you change what the function does.
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from loader.callables import PerBatch, PerRecord, RandomPerRecord
-from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import Spec
+from loader.records.spec import Spec
+from loader.transforms.functions import PerBatch, PerRecord, RandomPerRecord
+from loader.transforms.operator_module import OperatorModule, OperatorOptions
 
 
 class Map(OperatorModule):

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from loader.spec import named_leaves
+from loader.records.spec import named_leaves
+
+BOTH = ("host", "device")  # the sides of an operator that runs on either
 
 
 def names_of(leaf: str | Iterable[str]) -> tuple[str, ...]:

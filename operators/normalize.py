@@ -6,10 +6,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from loader.operator import OperatorModule, OperatorOptions
-from loader.spec import VALID_MASK, Spec, leaf_spec
-from loader.structural import StructuralConfig
-from loader.transform import rounded
+from loader.modules.structural import StructuralConfig
+from loader.records.spec import VALID_MASK, Spec, leaf_spec
+from loader.transforms.numpy_or_jax import rounded
+from loader.transforms.operator_module import OperatorModule, OperatorOptions
 from operators.leaves import frozen, get, name_of, put
 
 

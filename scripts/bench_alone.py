@@ -17,7 +17,7 @@ from bench_process import in_child
 from bench_timing import Pace, hold
 
 from loader import ArraySource, DataLoader, Sequential, Shuffle
-from loader.stats import STAGES, Recorder, traced
+from loader.runtime.stats import STAGES, Recorder, traced
 
 _LABELS = {"label": ((), "int32")}
 _FAR = 10**9

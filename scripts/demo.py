@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from loader import ArrayRecordSource
-from loader.cli import ALL_KINDS
 from loader.command.config import read_config
+from loader.command.main import ALL_KINDS
 from loader.command.train import DIGEST_BYTES
 
 CONFIG = "configs/digits.toml"

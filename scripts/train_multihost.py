@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
 from loader import DataLoader, Shuffle
-from loader.processes import join_job
+from loader.state.agreement import join_job
 
 RECORDS, EPOCHS, BATCH_SIZE = 1000, 2, 24
 TARGET = np.array([1.0, -2.0, 3.0, 0.5], np.float32)

@@ -6,11 +6,7 @@ from typing import Any
 import numpy as np
 
 from loader import DataLoader, Shuffle, Threads
-from loader.testing import (
-    assert_covers_each_record_once,
-    assert_resumes_exactly,
-    assert_same_batch,
-)
+from loader.testing import assert_covers_each_record_once, assert_resumes_exactly, assert_same_batch
 
 
 def assert_is_a_source_of(

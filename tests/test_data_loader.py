@@ -16,13 +16,9 @@ import pytest
 from flax import nnx
 
 from loader import BlockShuffle, DataLoader, PadBatcher, Sequential, Shuffle, Threads
-from loader.order import Order
-from loader.plan import Remainder
-from loader.testing import (
-    assert_covers_each_record_once,
-    assert_resumes_exactly,
-    assert_same_batch,
-)
+from loader.order.orders import Order
+from loader.order.plan import Remainder
+from loader.testing import assert_covers_each_record_once, assert_resumes_exactly, assert_same_batch
 from tests.data import unlike_records
 
 REMAINDERS: list[Remainder] = ["pad", "drop", "carry"]

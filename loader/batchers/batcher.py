@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from loader.sources.source import stack
-from loader.spec import Spec, prepend, with_mask
-from loader.structural import StructuralConfig, StructuralModule
+from loader.modules.structural import StructuralConfig, StructuralModule
+from loader.records.spec import Spec, prepend, with_mask
+from loader.records.stacking import stack
 
 _in_a_loader = threading.local()
 

@@ -8,8 +8,9 @@ import numpy as np
 from flax import nnx
 
 from loader.batchers.batcher import BatcherModule, check_batch_size
-from loader.spec import Spec, is_text, prepend, spec_of, unstack, zero_rows
-from loader.structural import StructuralConfig
+from loader.modules.structural import StructuralConfig
+from loader.records.spec import Spec, is_text, prepend, spec_of
+from loader.records.stacking import unstack, zero_rows
 
 
 class DefaultBatcher(BatcherModule):

@@ -8,7 +8,11 @@ import numpy as np
 from flax import nnx
 
 from loader.batchers.pad_batcher import PadBatcher
-from loader.packed_rows import (
+from loader.modules.structural import StructuralConfig
+from loader.records.integers import Int64s
+from loader.records.spec import Spec
+from loader.records.stacking import stack
+from loader.sources.packing.packed_rows import (
     SEGMENT_IDS,
     checked_padding,
     fill_rows,
@@ -17,11 +21,7 @@ from loader.packed_rows import (
     packed_spec,
     token_counts,
 )
-from loader.packing import Fit, Long, checked_settings, plan_rows, refuse_long
-from loader.permutation import Int64s
-from loader.sources.source import stack
-from loader.spec import Spec
-from loader.structural import StructuralConfig
+from loader.sources.packing.row_plan import Fit, Long, checked_settings, plan_rows, refuse_long
 
 
 class PackBatcher(PadBatcher):

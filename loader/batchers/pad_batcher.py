@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.batchers.batcher import BatcherModule
-from loader.spec import with_mask
+from loader.records.spec import with_mask
 
 
 class PadBatcher(BatcherModule):

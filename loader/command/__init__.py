@@ -1,1 +1,4 @@
-"""What the command `gristmill` does, one file for each thing; `loader/cli.py` is the command."""
+"""The command `gristmill`: one file or folder for each subcommand, and the configuration.
+
+It may import from every room.
+"""

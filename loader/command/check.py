@@ -12,7 +12,7 @@ from loader.command.calls import MISSING, Reader
 from loader.command.config import Config
 from loader.command.train import first_loss
 from loader.data_loader import DataLoader
-from loader.spec import is_text, named_leaves
+from loader.records.spec import is_text, named_leaves
 
 
 def check(config: Config) -> dict[str, Any]:

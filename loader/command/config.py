@@ -32,12 +32,12 @@ from loader.command.problems import ConfigError, Problem, did_you_mean, nearest
 from loader.command.settings import HeldOut, LoaderSettings, TrainSettings
 from loader.command.toml_lines import Document, read_document
 from loader.data_loader import DataLoader
-from loader.operator import as_operator, as_operators
-from loader.order import Sequential
+from loader.order.orders import Sequential
+from loader.runtime.workers.threads import Threads
 from loader.sources import as_source
-from loader.sources.source import record_spec
-from loader.transform import SpecUnknown, spec_after
-from loader.workers import Threads
+from loader.sources.reading import record_spec
+from loader.transforms.operator_module import as_operator, as_operators
+from loader.transforms.transform import SpecUnknown, spec_after
 
 _SECTIONS = (
     "source",

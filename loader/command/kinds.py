@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from loader.batchers import DefaultBatcher, PadBatcher
-from loader.mapped_source import Mapped
-from loader.order import BlockShuffle, Sequential, Shuffle
+from loader.order.orders import BlockShuffle, Sequential, Shuffle
 from loader.sources import (
     ArrayRecordSource,
     ArraySource,
@@ -26,6 +25,7 @@ from loader.sources import (
     TokenWindows,
     index_lengths,
 )
+from loader.sources.mapped import Mapped
 
 Kinds = Mapping[str, Callable[..., Any]]
 

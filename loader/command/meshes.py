@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from loader.command.calls import MISSING, Reader
 from loader.command.settings import ShardingSettings
-from loader.sharder import MeshSharder
+from loader.sharding.mesh_sharder import MeshSharder
 
 _MOST_CPU_DEVICES = 1024
 

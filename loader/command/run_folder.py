@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loader.whole_file import write_whole
+from loader.records.whole_file import write_whole
 
 CONFIG = "config.toml"
 _STARTED = "run.json"

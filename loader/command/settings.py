@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jax.sharding import PartitionSpec
 
-from loader.plan import Remainder
+from loader.order.plan import Remainder
 
 _NOT_SPLIT = "-"
 

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from loader.checkpoint import DOCUMENT_NAME, documents, read_document
+from loader.state.document import read_document
+from loader.state.folder import documents
+from loader.state.orbax import DOCUMENT_NAME
 
 _DEEPEST = 3  # folders between the one that is named and a document
 _UNFINISHED = ".orbax-checkpoint-tmp"

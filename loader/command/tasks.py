@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from loader.spec import VALID_MASK
+from loader.records.spec import VALID_MASK
 
 Measures = dict[str, jax.Array]
 

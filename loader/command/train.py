@@ -27,12 +27,13 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
-from loader.checkpoint import DOCUMENT_NAME, read_document
 from loader.command.config import Config, task_spec
 from loader.command.settings import TrainSettings
 from loader.data_loader import DataLoader
-from loader.spec import VALID_MASK, named_leaves
-from loader.stats import Stats
+from loader.records.spec import VALID_MASK, named_leaves
+from loader.runtime.stats import Stats
+from loader.state.document import read_document
+from loader.state.orbax import DOCUMENT_NAME
 
 DIGEST_BYTES = 16
 LOG_EVERY = 5

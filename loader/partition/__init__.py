@@ -1,4 +1,7 @@
-"""Logical axes, partition rules, corrected shardings, mesh introspection."""
+"""The model's side: semantic axes, partition rules, corrected shardings, mesh introspection.
+
+It imports from `records/`.
+"""
 
 from loader.partition.manager import PartitionAxis as PartitionAxis
 from loader.partition.manager import PartitionManager as PartitionManager

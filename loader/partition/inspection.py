@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from loader.partition.correction import refuse_misfit
 from loader.partition.mesh import AnyMesh, get_incontext_mesh, mesh_or_current, names_of
-from loader.spec import leaf_name, named_leaves, spec_of
+from loader.records.spec import leaf_name, named_leaves, spec_of
 
 
 def extract_sharding_structure(pytree: Any) -> Any:

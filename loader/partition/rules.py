@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from loader.partition.mesh import AnyMesh
-from loader.spec import leaf_name
+from loader.records.spec import leaf_name
 
 DEFAULT_MIN_SHARDING_SIZE = 16384
 

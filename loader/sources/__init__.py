@@ -1,16 +1,20 @@
-"""Where records come from."""
+"""Where records come from: the source contract, a file or folder for each kind of data.
 
-from loader.sources.array_record import ArrayRecordSource as ArrayRecordSource
-from loader.sources.array_record import Msgpack as Msgpack
-from loader.sources.array_record import RawArrays as RawArrays
+Also sources made of other sources: `Mapped`, `Packed`, `Mixture`. It imports from `records/`,
+`modules/`, `order/` and `transforms/`, never from `runtime/`.
+"""
+
+from loader.sources.array_record.array_record import ArrayRecordSource as ArrayRecordSource
+from loader.sources.array_record.parsers import Msgpack as Msgpack
+from loader.sources.array_record.parsers import RawArrays as RawArrays
 from loader.sources.arrays import ArraySource as ArraySource
-from loader.sources.coerce import as_source as as_source
+from loader.sources.as_source import as_source as as_source
 from loader.sources.files import FilesSource as FilesSource
 from loader.sources.grain_source import GrainSource as GrainSource
-from loader.sources.lengths import index_lengths as index_lengths
-from loader.sources.mixture import Mixture as Mixture
-from loader.sources.packed import Packed as Packed
+from loader.sources.mixture.mixture import Mixture as Mixture
+from loader.sources.packing.lengths import index_lengths as index_lengths
+from loader.sources.packing.packed import Packed as Packed
 from loader.sources.source import Source as Source
-from loader.sources.tensorstore_source import TensorStoreSource as TensorStoreSource
-from loader.sources.text_lines import TextLinesSource as TextLinesSource
+from loader.sources.tensorstore.tensorstore_source import TensorStoreSource as TensorStoreSource
+from loader.sources.text_lines.text_lines import TextLinesSource as TextLinesSource
 from loader.sources.token_windows import TokenWindows as TokenWindows

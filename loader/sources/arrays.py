@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loader.permutation import Int64s
-from loader.rows import take_rows
-from loader.sources.source import sampled_fingerprint
-from loader.spec import Spec, named_leaves, spec_of, without_rows
+from loader.records.integers import Int64s
+from loader.records.memory import take_rows
+from loader.records.spec import Spec, named_leaves, spec_of, without_rows
+from loader.sources.reading import sampled_fingerprint
 
 
 class ArraySource:

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from loader.permutation import Int64s
-from loader.sources.paths import Paths, expand
-from loader.sources.source import sampled_fingerprint
-from loader.spec import Spec
+from loader.records.integers import Int64s
+from loader.records.spec import Spec
+from loader.sources.reading import sampled_fingerprint
+from loader.sources.storage.paths import Paths, expand
 
 
 class FilesSource:

@@ -5,8 +5,8 @@ from typing import Any
 
 import grain
 
-from loader.digest import qualified_name
-from loader.sources.source import sampled_fingerprint
+from loader.records.digest import qualified_name
+from loader.sources.reading import sampled_fingerprint
 
 
 class GrainSource:

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from loader.permutation import Int64s
-from loader.sources.file_guard import FileGuard
-from loader.sources.paths import expand_local
-from loader.sources.source import sampled_fingerprint
-from loader.spec import Spec
+from loader.records.integers import Int64s
+from loader.records.spec import Spec
+from loader.sources.reading import sampled_fingerprint
+from loader.sources.storage.file_guard import FileGuard
+from loader.sources.storage.paths import expand_local
 
 
 class TokenWindows:

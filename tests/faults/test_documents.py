@@ -16,7 +16,7 @@ from loader import ArrayRecordSource, DataLoader, RawArrays, Shuffle, Threads
 from loader.testing import assert_same_batch
 from tests.data import RECORD_SPEC, unlike_records, write_raw_records
 from tests.faults.table import Record
-from tests.test_state import mutations
+from tests.state.test_state import mutations
 
 
 def make(workers: int = 0, count: int = 53) -> DataLoader:

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp0
 from orbax.checkpoint import v1 as ocp
 
 from loader import DataLoader, Shuffle
-from loader.checkpoint import LoaderRestore, LoaderSave
+from loader.state.orbax import LoaderRestore, LoaderSave
 
 RECORDS = 53
 Model = dict[str, Any]

@@ -7,12 +7,12 @@ counts only if it gains. The others are words. The last rule always has somethin
 import math
 from collections.abc import Callable, Iterator
 
-from loader.callables import PerBatch, PerRecord
 from loader.command.bench.bottleneck import size
 from loader.command.bench.turns import Case, Proposal, bridge, overlap, share_among_threads
-from loader.order import BlockShuffle, Sequential
-from loader.spec import named_leaves
-from loader.transform import Transform, sides
+from loader.order.orders import BlockShuffle, Sequential
+from loader.records.spec import named_leaves
+from loader.transforms.functions import PerBatch, PerRecord
+from loader.transforms.transform import Transform, sides
 
 _MUCH_PADDING = 0.2  # of the rows
 _MANY_BYTES = 1e6  # of a batch: with fewer, it is not the bytes that take long

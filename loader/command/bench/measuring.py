@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from loader.data_loader import DataLoader
-from loader.stats import Stats
+from loader.runtime.stats import Stats
 
 Step = Callable[[dict[str, Any]], Any]
 

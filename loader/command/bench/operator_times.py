@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from loader.data_loader import DataLoader
-from loader.sources.source import read_rows
-from loader.stages import apply_stages
+from loader.sources.reading import read_rows
+from loader.transforms.bound_transform import apply_stages
 
 _BATCHES = 3  # the shortest time of so many is taken
 

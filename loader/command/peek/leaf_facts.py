@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from loader.spec import is_text
+from loader.records.spec import is_text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ from loader.command.peek.pictures import Sheet, draw_sheet
 from loader.command.peek.printed import leaf_table, packing_line, print_text, ranges, sheet_lines
 from loader.command.peek.texts import Packing, TextLeaf, packings_of, texts_of
 from loader.data_loader import DataLoader
-from loader.spec import VALID_MASK, device_dtype, named_leaves, spec_of
+from loader.records.narrowing import device_dtype
+from loader.records.spec import VALID_MASK, named_leaves, spec_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ from loader.command.peek.marked_text import visible
 from loader.command.peek.pen import Pen
 from loader.command.peek.pixels import images_of, tones_of
 from loader.command.peek.tiles import Box, Tile, laid_out
-from loader.spec import VALID_MASK
-from loader.whole_file import write_whole
+from loader.records.spec import VALID_MASK
+from loader.records.whole_file import write_whole
 
 MOST_ROWS = 64
 _SIDE = 128  # pixels: what is smaller is enlarged up to it

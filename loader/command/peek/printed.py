@@ -11,7 +11,7 @@ from loader.command.peek.marked_text import PARTING, UNSEEN, lines_of, visible
 from loader.command.peek.pictures import Sheet, rows_drawn
 from loader.command.peek.runs import LOSS_MASK
 from loader.command.peek.texts import Packing, TextLeaf, TextRow
-from loader.packed_rows import SEGMENT_IDS
+from loader.sources.packing.packed_rows import SEGMENT_IDS
 
 _LINES_OF_A_ROW = 12
 _GUTTER = "    ┊ "  # texts may begin with spaces

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.packed_rows import POSITIONS, SEGMENT_IDS
+from loader.sources.packing.packed_rows import POSITIONS, SEGMENT_IDS
 
 LOSS_MASK = "loss_mask"
 Decode = Callable[[Sequence[int]], str]

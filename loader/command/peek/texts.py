@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from loader.command.peek.runs import LOSS_MASK, Decode, Run, text_run, token_runs
-from loader.packed_rows import POSITIONS, SEGMENT_IDS
-from loader.spec import is_text
+from loader.records.spec import is_text
+from loader.sources.packing.packed_rows import POSITIONS, SEGMENT_IDS
 
 _BESIDE = (SEGMENT_IDS, POSITIONS, LOSS_MASK)
 

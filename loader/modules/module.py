@@ -1,0 +1,236 @@
+"""The base of every stage: an `nnx.Module` with statistics, counters, a cache and strict state.
+
+A `LoaderModule` promises that its state is a plain dict, that restoring one is all or nothing, and
+that the state never grows with the data a module works on. Variables that count are
+`IterationCount`s over arrays, so they may be updated inside `nnx.jit`; counting on the host
+(`count`) writes numpy scalars and dispatches nothing.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from flax import nnx
+
+from loader.modules.state_tree import copied, matching, refuse_other_keys, take, value_of
+from loader.modules.variables import IterationCount
+from loader.records.digest import content_key, describe, qualified_name
+
+
+class _Statistics(dict[str, Any]):
+    """A dict of arrays that can be compared and hashed, as static parts of a module must be.
+
+    By contents and dtypes: a function compiled for other statistics must not be reused.
+    """
+
+    @functools.cached_property
+    def _key(self) -> str:
+        return content_key(dict(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and self._key == content_key(dict(other))
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  # dict has None
+        return hash(self._key)
+
+
+class _Cache(dict[str, Any]):
+    """A dict that `nnx` leaves alone: compared and hashed by identity, never part of the state."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  # dict has None
+        return id(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderModuleConfig:
+    """What every module can be told: whether it caches, and where its statistics come from."""
+
+    cacheable: bool = False
+    batch_stats_fn: Callable[..., Any] | nnx.Module | None = None
+    precomputed_stats: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_stats_fn is not None and self.precomputed_stats is not None:
+            raise ValueError(
+                "batch_stats_fn and precomputed_stats are both given: statistics are either "
+                "computed or known; leave one of them None"
+            )
+        if self.precomputed_stats is not None:
+            object.__setattr__(self, "precomputed_stats", _Statistics(self.precomputed_stats))
+
+
+class LoaderModule(nnx.Module):
+    """Base of all stages. `config` is already checked; `rngs` and `name` are optional."""
+
+    def __init__(
+        self,
+        config: LoaderModuleConfig,
+        *,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.config = config
+        self.rngs = rngs
+        self.name = name
+        self._cache = _Cache() if config.cacheable else None
+        # None: nothing computed, precomputed ones show; {}: reset, nothing shows; else: these show.
+        self._computed_stats: nnx.Variable[Any] = nnx.Variable(None)
+        self._applied_count = IterationCount(np.zeros((), np.int64))
+        self._skipped_count = IterationCount(np.zeros((), np.int64))
+
+    # Counters
+
+    def count(self, applied: int = 0, skipped: int = 0) -> None:
+        """Add to the operation counters, on the host."""
+        if applied:
+            self._applied_count.add(applied)
+        if skipped:
+            self._skipped_count.add(skipped)
+
+    def get_operation_stats(self) -> dict[str, int]:
+        """How many records this module was applied to, and how many rows were masked out."""
+        return {
+            "applied_count": int(self._applied_count.get_value()),
+            "skipped_count": int(self._skipped_count.get_value()),
+        }
+
+    def reset_operation_stats(self) -> None:
+        """Set both counters to zero."""
+        self._applied_count.set_value(np.zeros((), np.int64))
+        self._skipped_count.set_value(np.zeros((), np.int64))
+
+    # Statistics
+
+    def compute_statistics(self, data: Any) -> dict[str, Any] | None:
+        """Statistics of `data` by `config.batch_stats_fn`, kept; None without such a function."""
+        stats_fn: Any = self.config.batch_stats_fn
+        if stats_fn is None:
+            return None
+        stats = self.cached(data, lambda: dict(stats_fn(data)), purpose="statistics")
+        self._computed_stats.set_value(stats)
+        return dict(stats)
+
+    def get_statistics(self) -> dict[str, Any] | None:
+        """The statistics set or computed last, else the precomputed ones, else None."""
+        computed = self._computed_stats.get_value()
+        if computed is None:
+            precomputed = self.config.precomputed_stats
+            return None if precomputed is None else dict(precomputed)
+        return dict(computed) or None
+
+    def set_statistics(self, stats: dict[str, Any]) -> None:
+        """Use these statistics from now on, whatever was computed or precomputed."""
+        self._computed_stats.set_value(dict(stats))
+
+    def reset_statistics(self) -> None:
+        """Hide all statistics, precomputed ones too, until new ones are set or computed."""
+        self._computed_stats.set_value({})
+
+    # Cache
+
+    def cached(self, data: Any, compute: Callable[[], Any], purpose: str = "") -> Any:
+        """`compute()`, remembered under the contents of `data` when the config says cacheable.
+
+        A module that computes several things from the same data tells them apart by `purpose`.
+        """
+        if self._cache is None:
+            return compute()
+        key = purpose + content_key(data)
+        if key not in self._cache:
+            self._cache[key] = compute()
+        return self._cache[key]
+
+    def reset_cache(self) -> None:
+        """Forget everything cached. Without `cacheable=True` there is nothing to forget."""
+        if self._cache is not None:
+            self._cache.clear()
+
+    # Copies
+
+    def copy(
+        self,
+        *,
+        config: LoaderModuleConfig | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """A new module of this class with what is given replaced and all else carried over."""
+        new = self.clone()
+        if config is not None:
+            new.config = config  # what was cached may depend on the old one
+            new._cache = _Cache() if config.cacheable else None
+        if rngs is not None:
+            new.rngs = rngs
+        if name is not None:
+            new.name = name
+        return new
+
+    def clone(self) -> Self:
+        """An independent module with the same state; it owns a copy of the cache."""
+        new = nnx.clone(self)
+        new._computed_stats.set_value(copied(self._computed_stats.get_value()))
+        if self._cache is not None:
+            new._cache = _Cache(self._cache)
+        return new
+
+    # State
+
+    def get_state(self) -> dict[str, Any]:
+        """All variables of this module and its parts as a nested plain dict."""
+        nested: dict[Any, Any] = {}
+        for path, variable in nnx.to_flat_state(nnx.state(self)):
+            *parents, last = path
+            inner = nested
+            for key in parents:
+                inner = inner.setdefault(key, {})
+            inner[last] = copied(value_of(variable))
+        return nested
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` gave: all of it, or nothing and an error."""
+        if not isinstance(state, dict):
+            raise TypeError(f"State must be a dict, got {type(state).__name__}")
+        variables = list(nnx.to_flat_state(nnx.state(self)))
+        try:
+            restored = [
+                (path, matching(path, variable, take(state, path))) for path, variable in variables
+            ]
+            refuse_other_keys(state, {path for path, _ in variables})
+            if not isinstance(state["_computed_stats"], dict | None):
+                raise ValueError("_computed_stats is neither a dict nor None")
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"The state is structurally incompatible with this {type(self).__name__}: {error}. "
+                "Restore it into a module made with the same configuration"
+            ) from error
+        nnx.update(self, nnx.from_flat_state(restored))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What of this module decides its results: class, config and public attributes.
+
+        A `version` attribute is among them: change it when you change what the class does.
+        """
+        apart = ("config", "rngs", "name")
+        settings = {k: v for k, v in vars(self).items() if k not in apart and not k.startswith("_")}
+        parts = {"class": qualified_name(type(self)), "config": self.config, **settings}
+        return {"version": getattr(self, "version", None), **describe(parts)}
+
+    # Randomness
+
+    def requires_rng_streams(self) -> list[str] | None:
+        """Names of the random streams this module draws from, or None."""
+        return None
+
+    def ensure_rng_streams(self, stream_names: list[str]) -> None:
+        """Raise `ValueError` if a stream this module requires is not among `stream_names`."""
+        for required in self.requires_rng_streams() or ():
+            if required not in stream_names:
+                raise ValueError(
+                    f"{type(self).__name__} needs the random stream {required!r}; available are "
+                    f"{sorted(stream_names)}: pass rngs=nnx.Rngs({required}=seed)"
+                )

@@ -1,0 +1,81 @@
+"""Modules that arrange data and learn nothing: batchers and their like.
+
+A `StructuralModule` is deterministic, or says in its config from which random stream it draws.
+"""
+
+import dataclasses
+from typing import Any, Self
+
+from flax import nnx
+
+from loader.modules.module import LoaderModule, LoaderModuleConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class StructuralConfig(LoaderModuleConfig):
+    """Adds to the base config whether the module is random, and the name of its stream."""
+
+    stochastic: bool = False
+    stream_name: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stochastic and self.stream_name is None:
+            raise ValueError(
+                "stochastic=True needs the name of a random stream: add stream_name='...'"
+            )
+        if not self.stochastic and self.stream_name is not None:
+            raise ValueError(
+                f"stream_name={self.stream_name!r} has no effect without stochastic=True"
+            )
+
+
+class StructuralModule(LoaderModule):
+    """Base of the modules that arrange data. Calling one is calling its `process`."""
+
+    config: StructuralConfig
+
+    def __init__(
+        self,
+        config: StructuralConfig,
+        *,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(config, rngs=rngs, name=name)
+        self._check_rngs()
+
+    def copy(
+        self,
+        *,
+        config: LoaderModuleConfig | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> Self:
+        new = super().copy(config=config, rngs=rngs, name=name)
+        new._check_rngs()
+        return new
+
+    def _check_rngs(self) -> None:
+        if self.config.stochastic and self.rngs is None:
+            raise ValueError(
+                f"{type(self).__name__} is stochastic and has no rngs: pass "
+                f"rngs=nnx.Rngs({self.config.stream_name}=seed)"
+            )
+
+    @property
+    def stochastic(self) -> bool:
+        return self.config.stochastic
+
+    @property
+    def stream_name(self) -> str | None:
+        return self.config.stream_name
+
+    def requires_rng_streams(self) -> list[str] | None:
+        return None if self.stream_name is None else [self.stream_name]
+
+    def process(self, elements: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not say how to process")
+
+    def __call__(self, elements: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.process(elements, *args, **kwargs)

@@ -1,0 +1,32 @@
+"""Variables of modules that are written once a batch."""
+
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+
+class IterationCount(nnx.Variable[Any]):
+    """A counter over an array, so that `nnx` treats it as data and transforms may change it.
+
+    `nnx.StateAxes({IterationCount: None})` broadcasts counters, `nnx.Carry` carries them.
+    """
+
+    def add(self, amount: int) -> None:
+        """Count on the host: no JAX operation, and 64 bits wide.
+
+        A counter that passes through jit comes out as wide as JAX's integers are.
+        """
+        # Past `set_value`, whose tree copies and trace check cost ten times the counting.
+        total = np.array(self._raw_value.item() + amount, np.int64)
+        object.__setattr__(self, "_raw_value", total)
+
+
+class Mirror(nnx.Variable[Any]):
+    """A variable that repeats, for people to read, a number whose truth is kept elsewhere."""
+
+    def set_value(self, value: Any, **kwargs: Any) -> None:
+        if kwargs:
+            super().set_value(value, **kwargs)
+        else:  # past the tree copies and the trace check: 0.2 µs, not 12
+            object.__setattr__(self, "_raw_value", value)

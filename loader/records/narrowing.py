@@ -1,0 +1,47 @@
+"""Which dtypes a device holds, and values of 64 bits in 32."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loader.records.spec import Spec
+
+
+def narrowed(spec: Spec) -> Spec:
+    """The spec as a device sees it: 64-bit numbers become 32-bit ones unless x64 is enabled."""
+
+    def narrow(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(s.shape, device_dtype(s.dtype) or s.dtype)
+
+    return jax.tree.map(narrow, spec)
+
+
+def device_dtype(dtype: Any) -> Any:
+    """The dtype in which JAX holds values of this one; None if it holds no such values."""
+    if not isinstance(dtype, np.dtype):
+        return dtype  # PRNG keys
+    numeric = jnp.issubdtype(dtype, np.number) or dtype == np.bool_
+    if not numeric or dtype in (np.dtype(np.longdouble), np.dtype(np.clongdouble)):
+        return None
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+def unplaceable(name: str, dtype: Any) -> ValueError:
+    return ValueError(
+        f"leaf {name!r} holds {dtype} values, which no device can: turn it into numbers or take it "
+        "out with an operator, or iterate over loader.host_batches()"
+    )
+
+
+def survives(leaf: Any, small: Any) -> bool:
+    """Whether narrowing kept the values: of integers it must, floats are rounded as JAX does."""
+    return leaf.dtype.kind not in "iu" or np.array_equal(small, leaf)
+
+
+def on_host(leaf: Any) -> Any:
+    """The leaf as a numpy array; PRNG keys as they are."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return np.asarray(leaf)

@@ -1,0 +1,140 @@
+"""What a record or a batch looks like: trees of `jax.ShapeDtypeStruct`.
+
+A leaf's name is its path joined by "/". Text and bytes have dtype object: they may travel through
+host stages and never reach a device. A *ragged* leaf is one whose rows differ in length: an object
+array of arrays, with None in its spec for each length that is not fixed. It too stays on the host.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+VALID_MASK = "valid_mask"
+
+
+Spec = Any  # a tree of jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedSpec:
+    """The spec of a ragged leaf: as a `jax.ShapeDtypeStruct`, which takes no None for a length."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+
+def leaf_spec(shape: Sequence[int | None], dtype: Any) -> Any:
+    """The spec of a leaf, ragged if a length is None."""
+    if None in shape:
+        return RaggedSpec(tuple(shape), np.dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """The path of a leaf as people write it: `image`, `tokens/ids`, `0`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree with their names."""
+    return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def spec_of(tree: Any) -> Spec:
+    """The spec of a tree of arrays, numbers and texts."""
+
+    def spec_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+        if isinstance(leaf, str | bytes):
+            return jax.ShapeDtypeStruct((), np.dtype(object))
+        if not hasattr(leaf, "dtype"):
+            leaf = np.asarray(leaf)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(spec_of_leaf, tree)
+
+
+def prepend(spec: Spec, *sizes: int) -> Spec:
+    """The spec with leading axes of these sizes on every leaf."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*sizes, *s.shape), s.dtype), spec)
+
+
+def without_rows(spec: Spec) -> Spec:
+    """The spec of one row of a batch."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), spec)
+
+
+def with_open_lengths(spec: Spec) -> Spec:
+    """The spec with the lengths of all sequences (leaves of one axis) left open."""
+
+    def leave_open(s: Any) -> Any:
+        return leaf_spec((None,) if len(s.shape) == 1 else s.shape, s.dtype)
+
+    return jax.tree.map(leave_open, spec)
+
+
+def with_mask(tree: Any, mask: Any) -> dict[str, Any]:
+    """A batch, or its spec, as a dict that also holds the mask."""
+    if not isinstance(tree, dict):
+        return {"data": tree, VALID_MASK: mask}
+    refuse_mask_key(tree)
+    return {**tree, VALID_MASK: mask}
+
+
+def refuse_mask_key(tree: Any) -> None:
+    if isinstance(tree, dict) and VALID_MASK in tree:
+        raise ValueError(
+            f"the records have a leaf called {VALID_MASK!r}, the name under which a batch says "
+            "which of its rows are real: rename it in the data or with an operator"
+        )
+
+
+def is_text(dtype: Any) -> bool:
+    """Whether values of this dtype are texts, bytes or other Python objects."""
+    return isinstance(dtype, np.dtype) and dtype.kind in "OUS"
+
+
+class UnlikeError(ValueError):
+    """A batch is not what its spec says."""
+
+
+def is_like(batch: Any, spec: Spec) -> bool:
+    """Whether the batch is what the spec says."""
+    if type(batch) is type(spec) is dict and batch.keys() == spec.keys():
+        for key, leaf in batch.items():  # most are dicts of arrays: this is asked for every batch
+            s = spec[key]
+            if type(leaf) is not np.ndarray or type(s) is not jax.ShapeDtypeStruct:
+                break
+            if leaf.shape != s.shape or leaf.dtype != s.dtype:
+                return False
+        else:
+            return True
+    leaves, tree = jax.tree.flatten(batch)
+    expected, expected_tree = jax.tree.flatten(spec)
+    if tree != expected_tree:
+        return False
+    likes = (leaf if hasattr(leaf, "dtype") else spec_of(leaf) for leaf in leaves)
+    pairs = zip(likes, expected, strict=True)
+    return all(like.shape == s.shape and like.dtype == s.dtype for like, s in pairs)
+
+
+def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
+    """Raise `UnlikeError`, naming the leaf, if the batch is not what the spec says."""
+    if is_like(batch, spec):
+        return
+    got = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec_of(batch))}
+    want = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec)}
+    for name in [*want, *got]:
+        if got.get(name) != want.get(name):
+            raise UnlikeError(
+                f"{what}: leaf {name!r} is {got.get(name, 'missing')} where the spec says "
+                f"{want.get(name, 'no such leaf')}: every batch must have the same shapes and "
+                "dtypes, also the last: a collate fills up to len(valid) rows, as PadBatcher's "
+                "does, and a batcher of another layout overrides batch_spec"
+            )
+    raise UnlikeError(
+        f"{what}: the tree is {jax.tree.structure(batch)} where the spec says "
+        f"{jax.tree.structure(spec)}"
+    )

@@ -1,0 +1,144 @@
+"""Records stacked into rows, and rows taken apart into records."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from loader.records.memory import empty_rows
+from loader.records.spec import Spec, leaf_name
+
+_PLAIN_LEAVES = (np.ndarray, np.generic, str, bytes, bool, int, float)
+
+
+class UnlikeRecordError(ValueError):
+    """Of some records that were to be stacked, one is unlike the first."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def stack(
+    records: Sequence[Any], names: Sequence[Any] | None = None, *, ragged: bool = False
+) -> Any:
+    """Records stacked leaf by leaf. `names` are what messages call the records.
+
+    A list of numbers counts as an array. With `ragged`, arrays that differ in length, and in
+    nothing else, become a ragged leaf: an object array of arrays.
+    """
+    names = range(len(records)) if names is None else names
+    if (plain := _columns_of_plain_dicts(records)) is not None:
+        return {key: _stack_leaf(key, values, names, ragged) for key, values in plain.items()}
+    first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_list_of_numbers)
+    if not first:
+        raise ValueError(f"record {names[0]} is {records[0]!r}: a record needs at least one leaf")
+    columns: list[list[Any]] = [[leaf] for _, leaf in first]
+    for number, record in enumerate(records[1:], 1):
+        leaves, other = jax.tree.flatten(record, is_leaf=_is_list_of_numbers)
+        if other != tree:
+            raise UnlikeRecordError(
+                number,
+                f"record {names[number]} is built as {other}, record {names[0]} as {tree}: all "
+                "records need the same keys, and lists of the same length",
+            )
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    stacked = [
+        _stack_leaf(leaf_name(path), column, names, ragged)
+        for (path, _), column in zip(first, columns, strict=True)
+    ]
+    return jax.tree.unflatten(tree, stacked)
+
+
+def _columns_of_plain_dicts(records: Sequence[Any]) -> dict[str, list[Any]] | None:
+    """Leaf by leaf, what records hold that are dicts of leaves and no more: the usual case."""
+    if type(records[0]) is not dict or not records[0]:
+        return None
+    keys = records[0].keys()
+    if not all(type(record) is dict and record.keys() == keys for record in records):
+        return None
+    if not all(type(key) is str for key in keys):
+        return None
+    columns = {key: [record[key] for record in records] for key in sorted(keys)}
+    kinds = {type(value) for column in columns.values() for value in column}
+    return columns if all(issubclass(kind, _PLAIN_LEAVES) for kind in kinds) else None
+
+
+def _stack_leaf(leaf: str, values: list[Any], names: Sequence[Any], ragged: bool) -> Any:
+    if {type(value) for value in values} <= {str, bytes}:
+        stacked = np.empty(len(values), object)
+        stacked[:] = values
+        return stacked
+    arrays = [value if hasattr(value, "dtype") else _as_array(value) for value in values]
+    like = arrays[0]
+    if any(array.shape != like.shape or array.dtype != like.dtype for array in arrays):
+        for number, array in enumerate(arrays):
+            alike = (array.ndim, array.dtype) == (like.ndim, like.dtype)
+            if not alike or (array.shape != like.shape and not ragged):
+                raise UnlikeRecordError(
+                    number,
+                    f"leaf {leaf!r} of record {names[number]} is {array.dtype}{list(array.shape)}, "
+                    f"of record {names[0]} {like.dtype}{list(like.shape)}: records of a batch must "
+                    "be alike; pad or crop them to one shape, or cast them, before they are "
+                    "batched",
+                )
+        return ragged_leaf([array.copy() for array in arrays])  # stacking copies too
+    if isinstance(like, jax.Array) and jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.stack(arrays)
+    if not like.ndim:
+        return np.array(arrays)
+    return np.stack(arrays, out=empty_rows((len(arrays), *like.shape), like.dtype))
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """The value as an array; texts as objects, so that all of them are of one dtype."""
+    return np.asarray(value, object if isinstance(value, str | bytes) else None)
+
+
+def _is_list_of_numbers(node: Any) -> bool:
+    if type(node) is not list or not node:
+        return False
+    return isinstance(node[0], bool | int | float) or _is_list_of_numbers(node[0])
+
+
+def unstack(rows: Any) -> list[Any]:
+    """The records of stacked rows."""
+    leaves, tree = jax.tree.flatten(rows)
+    return [jax.tree.unflatten(tree, record) for record in zip(*leaves, strict=True)]
+
+
+def ragged_leaf(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of different lengths as one leaf."""
+    leaf = np.empty(len(arrays), object)
+    for row, array in enumerate(arrays):
+        leaf[row] = array
+    return leaf
+
+
+def is_ragged(leaf: Any) -> bool:
+    """Whether the rows of this leaf are arrays that may differ in length."""
+    return bool(
+        isinstance(leaf, np.ndarray)
+        and leaf.dtype.hasobject
+        and leaf.size
+        and isinstance(leaf.flat[0], np.ndarray)
+    )
+
+
+def zero_rows(spec: Spec, count: int) -> Any:
+    """`count` rows of zeros (empty texts for objects) that look like records of this spec."""
+
+    def zeros(s: jax.ShapeDtypeStruct) -> Any:
+        if None in s.shape:
+            one = np.zeros([1 if size is None else size for size in s.shape], s.dtype)
+            return ragged_leaf([one] * count)
+        if not isinstance(s.dtype, np.dtype):  # PRNG keys
+            return jnp.broadcast_to(jax.random.key(0), (count, *s.shape))
+        if s.dtype.hasobject:
+            return np.full((count, *s.shape), "", object)
+        return np.zeros((count, *s.shape), s.dtype)
+
+    return jax.tree.map(zeros, spec)

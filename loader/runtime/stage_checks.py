@@ -1,0 +1,61 @@
+"""What can be wrong with the stages of a loader before any of them has run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from loader.batchers import BatcherModule
+from loader.order.orders import Order
+from loader.order.plan import Plan
+from loader.runtime.workers.threads import Threads
+from loader.sharding.mesh_sharder import MeshSharder
+from loader.sharding.sharder_module import SharderModule
+from loader.transforms.operator_module import OperatorModule
+
+
+def refuse_unfit_stages(
+    loader: Any,
+    plan: Plan,
+    order: Order,
+    microbatches: int | None,
+    operators: Sequence[OperatorModule],
+) -> None:
+    """Raise, with the remedy, for stages of the wrong kind or that do not fit together."""
+    for stage, kind, example in (
+        (loader.batcher, BatcherModule, "batcher=PadBatcher()"),
+        (loader.workers, Threads, "workers=Threads(2)"),
+        (loader.sharder, SharderModule | None, "sharder=MeshSharder(mesh)"),
+    ):
+        if not isinstance(stage, kind):
+            raise TypeError(f"got {stage!r} where an instance is needed, such as {example}")
+    if loader.batcher.instead_in_a_loader is not None:
+        raise ValueError(
+            f"{type(loader.batcher).__name__} does not make exactly one batch of the "
+            "records of one, which a loader needs to find a batch by its step: use "
+            f"{loader.batcher.instead_in_a_loader}"
+        )
+    if isinstance(order, type) or not hasattr(order, "records"):
+        raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
+    order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
+    if type(loader.prefetch) is not int or loader.prefetch < 0:
+        raise ValueError(f"prefetch must be an int of at least 0, got {loader.prefetch!r}")
+    if not loader.batcher.pads and plan.remainder != "drop":
+        raise ValueError(
+            f"{type(loader.batcher).__name__} never pads, and remainder={plan.remainder!r} ends "
+            "with a batch that must be filled up: use remainder='drop', or PadBatcher()"
+        )
+    if microbatches is not None and (
+        type(microbatches) is not int or microbatches < 1 or plan.batch_size % microbatches
+    ):
+        raise ValueError(
+            f"microbatches must be an int that divides batch_size {plan.batch_size}, "
+            f"got {microbatches!r}"
+        )
+    if isinstance(loader.sharder, MeshSharder):
+        loader.sharder.check_batch_size(plan.batch_size, microbatches)
+    for stage in (loader.batcher, *operators):
+        rngs = [r for r in (loader.rngs, stage.rngs) if r is not None]
+        names = {name for r in rngs for name in r}
+        if "default" not in names:  # which serves for any
+            stage.ensure_rng_streams(sorted(names))

@@ -1,0 +1,1 @@
+"""Kinds of workers: how many threads, or what else, make host batches."""

@@ -1,0 +1,162 @@
+"""All device operators of a loader as one jitted function.
+
+It is dispatched by the consumer, never by the prefetch thread, and compiled once: batches have one
+shape. What it takes is placed first, split by rows only; what it gives is sharded as the rules say.
+Rows that are padding are zeros again afterwards.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from loader.records.integers import Int64s
+from loader.records.narrowing import device_dtype, narrowed, unplaceable
+from loader.records.spec import (
+    VALID_MASK,
+    Spec,
+    named_leaves,
+    refuse_mask_key,
+    spec_of,
+    without_rows,
+)
+from loader.sharding.placement import Placement
+from loader.transforms.bound_transform import Stage
+from loader.transforms.transform import SpecUnknown, call, checked_rows, draws_of, spec_after
+
+_INPUT, _DRAWS = "batch", "draws"
+
+
+class OperatedPlacement:
+    """Places host batches, with the draws of their rows, and runs the device operators on them.
+
+    `place_output` says where the leaves of a batch of some spec go.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        spec: Spec,
+        batch_size: int,
+        microbatches: int | None,
+        place_output: Callable[[Spec], Placement],
+    ) -> None:
+        for name, leaf in named_leaves(spec):
+            if device_dtype(leaf.dtype) is None:
+                raise unplaceable(name, leaf.dtype)
+        self._spec = spec
+        self._stages = tuple(stages)
+        count = sum(draws_of(stage.transform) for stage in stages)
+        rows = (batch_size,) if microbatches is None else (microbatches, batch_size // microbatches)
+        taken = {_INPUT: spec}
+        if count:
+            taken[_DRAWS] = jax.ShapeDtypeStruct((*rows, count), np.dtype(np.float32))
+        self._rows_shape = rows
+        self._all_rows = np.arange(batch_size)
+        function = self._on_rows if microbatches is None else jax.vmap(self._on_rows)
+        made = jax.eval_shape(function, narrowed(taken))
+        self._output = place_output(made)
+        shardings = self._output.shardings
+        if shardings is not None:
+            shardings = _input_shardings(taken, self._output, len(rows))
+            function = _sharding_by_compiler(function, self._output)
+        self._input = Placement(taken, batch_size, microbatches, shardings, prefix=f"{_INPUT}/")
+        self._function = jax.jit(function, out_shardings=self._output.shardings)
+        self._has_draws = count > 0
+        self.spec = self._output.spec
+        self.rows = self._input.rows
+        self.place = self._input.place
+
+    def table(self) -> str:
+        """As that of a `Placement`, of what comes out; and what was narrowed on the way in."""
+        narrowed_leaves = [
+            f"{name}: {host.dtype} -> {placed.dtype}, before the device operators"
+            for (name, host), placed in zip(
+                named_leaves(self._spec), jax.tree.leaves(narrowed(self._spec)), strict=True
+            )
+            if host.dtype != placed.dtype
+        ]
+        return "\n".join([self._output.table(), *narrowed_leaves])
+
+    def with_draws(self, host_batch: Any, start: int) -> dict[str, Any]:
+        """What is to be placed: the batch, and the draws of its rows from position `start` on."""
+        if not self._has_draws:
+            return {_INPUT: host_batch}
+        draws = self._draw(start + (self._all_rows if self.rows is None else self.rows))
+        return {
+            _INPUT: host_batch,
+            _DRAWS: draws.reshape(*self._rows_shape[:-1], -1, draws.shape[-1]),
+        }
+
+    def finish(self, placed: dict[str, Any]) -> Any:
+        """The batch, from what was placed. Dispatches; does not wait."""
+        return self._function(placed)
+
+    def _draw(self, positions: Int64s) -> np.ndarray:
+        drawn = [stage.draw(positions) for stage in self._stages]
+        return np.concatenate([draws for draws in drawn if draws is not None], axis=1)
+
+    def _on_rows(self, taken: dict[str, Any]) -> Any:
+        batch, draws = taken[_INPUT], taken.get(_DRAWS)
+        count = self._rows_shape[-1]
+        rows, apart = _rows_and_others(batch, count)
+        valid = apart.get(VALID_MASK, jnp.ones(count, bool))
+        first = 0
+        for stage in self._stages:
+            last = first + draws_of(stage.transform)
+            own = None if draws is None else draws[:, first:last]
+            with contextlib.suppress(SpecUnknown):  # says best what does not fit
+                spec_after(
+                    stage.transform, stage.name, without_rows(spec_of(rows)), try_zeros=False
+                )
+            rows = checked_rows(stage.name, call(stage.transform, rows, own, valid), count)
+            first = last
+            if apart and not isinstance(rows, dict):
+                raise ValueError(
+                    f"operator {stage.name} returned a {type(rows).__name__}: a batch with a mask "
+                    "is a dict, and must stay one"
+                )
+            refuse_mask_key(rows)
+        if VALID_MASK in apart:
+            rows = jax.tree.map(lambda leaf: _zeroed(leaf, valid), rows)
+        return {**rows, **apart} if apart else rows
+
+
+def _rows_and_others(batch: Any, count: int) -> tuple[Any, dict[str, Any]]:
+    """The leaves that have rows, and the rest of the batch: the mask, and what has no rows."""
+    if not isinstance(batch, dict):
+        return batch, {}
+    apart = {
+        key: leaves
+        for key, leaves in batch.items()
+        if key == VALID_MASK or any(leaf.shape[:1] != (count,) for leaf in jax.tree.leaves(leaves))
+    }
+    return {key: leaves for key, leaves in batch.items() if key not in apart}, apart
+
+
+def _zeroed(leaf: Any, valid: Any) -> Any:
+    return jnp.where(valid.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype))
+
+
+def _input_shardings(taken: Spec, output: Placement, row_axes: int) -> Any:
+    """Where inputs go: as in the output if they pass unchanged, else split by rows."""
+    made = dict(jax.tree_util.tree_flatten_with_path(output.spec)[0])
+    mask = output.spec.get(VALID_MASK) if isinstance(output.spec, dict) else None
+    like = mask if mask is not None else next(iter(made.values()))
+    by_rows = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[:row_axes]))
+
+    def sharding(path: Any, spec: jax.ShapeDtypeStruct) -> Any:
+        same = made.get(path[1:])
+        unchanged = same is not None and (same.shape, same.dtype) == (spec.shape, spec.dtype)
+        return same.sharding if same is not None and unchanged else by_rows
+
+    return jax.tree_util.tree_map_with_path(sharding, narrowed(taken))
+
+
+def _sharding_by_compiler(function: Callable[..., Any], output: Placement) -> Callable[..., Any]:
+    """The function, with axes that JAX would have us reason about left to the compiler."""
+    return jax.sharding.auto_axes(function, out_sharding=output.shardings)

@@ -1,0 +1,1 @@
+"""Records of ArrayRecord files."""

@@ -1,0 +1,119 @@
+"""Records of ArrayRecord files, as bytes, by their numbers.
+
+They are read with array_record's own reader, all that a batch needs of a file in one call. Grain's
+source of these files looks up the file of every record in Python, and starts threads for every
+call: that takes as long as the reading.
+"""
+
+import bisect
+import itertools
+import os
+import re
+import threading
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from loader.records.integers import Int64s
+
+_FILES_AT_ONCE = 16  # of one batch, for storage that takes its time to answer
+
+
+class RecordFiles:
+    """The records of some files, numbered through all of them."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+            counts, groups = zip(*pool.map(_count, paths), strict=True)
+        self.__setstate__((list(paths), list(itertools.accumulate(counts))))
+        largest = max(groups)
+        if largest > 1:
+            path = paths[groups.index(largest)]
+            warnings.warn(
+                f"{path} was written with group_size:{largest}, so {largest} records are decoded "
+                "for each one that is read: write it with group_size:1",
+                stacklevel=3,
+            )
+
+    def __getstate__(self) -> tuple[list[str], list[int]]:
+        """For pickle: what need not be found out again."""
+        return self.paths, self._ends
+
+    def __setstate__(self, state: tuple[list[str], list[int]]) -> None:
+        # Counts are kept: a file may become unreadable, and errors must still name the right one.
+        self.paths, self._ends = state
+        self.firsts = np.array([0, *self._ends[:-1]])
+        self._readers: list[Any] = [None] * len(self.paths)
+        self._opening = threading.Lock()
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def locate(self, number: int) -> str:
+        """Where a record is, in words."""
+        file = bisect.bisect_right(self._ends, number)
+        return f"record {number - self.firsts[file]} of {self.paths[file]}"
+
+    def read(self, numbers: Int64s) -> list[bytes]:
+        """The records of these numbers, in this order."""
+        if not len(numbers):
+            return []
+        if len(self.paths) == 1:
+            return self._reader(0).read(numbers.tolist())
+        files = np.searchsorted(self._ends, numbers, side="right")
+        by_file = files.argsort(kind="stable")
+        places = np.split(by_file, np.flatnonzero(np.diff(files[by_file])) + 1)
+        blobs = [b""] * len(numbers)
+
+        def read_files(some: Sequence[Int64s]) -> None:
+            for own in some:
+                file = int(files[own[0]])
+                read = self._reader(file).read((numbers[own] - self.firsts[file]).tolist())
+                for place, blob in zip(own.tolist(), read, strict=True):
+                    blobs[place] = blob
+
+        shares = [places[n::_FILES_AT_ONCE] for n in range(min(len(places), _FILES_AT_ONCE))]
+        if len(shares) == 1:
+            read_files(shares[0])
+        else:
+            list(self._threads().map(read_files, shares))  # the list raises what they have raised
+        return blobs
+
+    def _reader(self, file: int) -> Any:
+        if self._readers[file] is None:
+            with self._opening:
+                if self._readers[file] is None:
+                    self._readers[file] = _open(self.paths[file])
+        return self._readers[file]
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._opening:
+            if self._pool is None or self._pool[0] != os.getpid():  # a fork has none of its threads
+                self._pool = os.getpid(), ThreadPoolExecutor(_FILES_AT_ONCE, "array-record")
+            return self._pool[1]
+
+
+def _count(path: str) -> tuple[int, int]:
+    """How many records a file has, and how many of them are stored together."""
+    try:
+        reader = _open(path)
+        count, options = reader.num_records(), reader.writer_options_string()
+        reader.close()
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path} is not a whole ArrayRecord file (cut off while it was written or copied?): "
+            f"{str(error) or 'unreadable'}"
+        ) from error
+    group = re.search(r"group_size:(\d+)", options or "")
+    return count, int(group[1]) if group else 1
+
+
+def _open(path: str) -> Any:
+    from array_record.python.array_record_module import ArrayRecordReader  # which Grain brings
+
+    # It does not read ahead: records are asked for in any order.
+    return ArrayRecordReader(path, "readahead_buffer_size:0")

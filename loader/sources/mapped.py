@@ -1,0 +1,83 @@
+"""A source seen through operators: for what must know its records before they are batched."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from loader.records.digest import digest
+from loader.records.errors import RowError
+from loader.records.integers import Int64s
+from loader.records.spec import Spec, spec_of, without_rows
+from loader.sources.as_source import as_source
+from loader.sources.reading import fingerprint, locate, read_rows, record_spec
+from loader.transforms.bound_transform import apply_stages
+from loader.transforms.operator_module import as_operators
+from loader.transforms.transform import SpecUnknown, filters, spec_after
+
+
+class Mapped:
+    """The records of another source after some host operators, which must not be random.
+
+    Packing needs it: lengths are known only of records that are tokenised. Elsewhere give the
+    operators to the loader.
+    """
+
+    def __init__(self, source: Any, operators: Iterable[Any]) -> None:
+        self._source = as_source(source)
+        self._operators = as_operators(operators)
+        for operator in self._operators:
+            if operator.on != "host" or operator.stochastic or filters(operator.transform):
+                raise ValueError(
+                    f"{operator.label} is random, a filter, or runs on the device: give it to the "
+                    "loader; a source must give the same records every time"
+                )
+        if getattr(self._source, "by_epoch", False):
+            raise ValueError(
+                "a source whose records may change from epoch to epoch cannot be mapped: map the "
+                "components of a Mixture, or the source that a grain.MapDataset is made from"
+            )
+        self._stages = [operator.stage() for operator in self._operators]
+        self._digest = digest([operator.fingerprint() for operator in self._operators])
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"record {index} of a source of {len(self)}")
+        return jax.tree.map(lambda leaf: leaf[0], self.gather(np.array([index % len(self)])))
+
+    def gather(self, indices: Int64s) -> Any:
+        rows, there = read_rows(self._source, indices, ragged=True)
+        if there is not None:
+            missing = locate(self._source, int(indices[~there][0]))
+            raise ValueError(f"record {missing} is filtered out: a source must give every record")
+        try:
+            rows, _ = apply_stages(self._stages, rows, indices)
+        except RowError as error:
+            record = locate(self._source, int(indices[error.row]))
+            raise ValueError(f"record {record}: {error}") from error.__cause__
+        return rows
+
+    def record_spec(self) -> Spec:
+        spec = record_spec(self._source)
+        try:
+            for stage in self._stages:
+                spec = spec_after(stage.transform, stage.name, spec)
+        except SpecUnknown:
+            return without_rows(spec_of(self.gather(np.zeros(1, np.int64))))
+        return spec
+
+    def fingerprint(self) -> dict[str, Any]:
+        inner = fingerprint(self._source)
+        before = [inner["mapped"]] if "mapped" in inner else []  # of a source that is mapped itself
+        return {**inner, "mapped": [*before, self._digest]}
+
+    def locate(self, record: int) -> str:
+        return locate(self._source, record)
+
+    def __repr__(self) -> str:
+        labels = ", ".join(operator.label for operator in self._operators)
+        return f"Mapped({self._source!r}, [{labels}])"

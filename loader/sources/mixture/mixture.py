@@ -1,0 +1,182 @@
+"""A source that mixes others in fixed proportions, which hold everywhere and not on average."""
+
+import contextlib
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+
+from loader.order.permutation import epochs_and_offsets, permute, round_keys
+from loader.records.digest import digest
+from loader.records.integers import Int64s
+from loader.records.merging import common_spec, merged_rows
+from loader.records.spec import Spec
+from loader.sources.as_source import as_source
+from loader.sources.mixture.mixing import BLOCK, CYCLE, Mixing, shares
+from loader.sources.reading import fingerprint, locate, read_rows, record_spec
+
+
+class Mixture:
+    """Records of several sources: `Mixture({"web": (web, 3), "books": (books, 1)}, seed=0)`.
+
+    In every 1000 positions in a row, wherever they begin, each component has its part by weight, to
+    within one record. Each runs through epochs of its own, shuffled anew for each; a small one with
+    a large weight comes round more often than the others. An epoch of the mixture is as long as its
+    components together, or `length`, and the next goes on where it ended.
+
+    It shuffles inside, each component over all of its records, and is meant for the default order,
+    `Sequential()`: under another, the proportions hold on average only. Components need records
+    that are alike.
+    """
+
+    by_epoch = True
+
+    def __init__(
+        self,
+        components: Mapping[str, tuple[Any, float]],
+        seed: int = 0,
+        *,
+        length: int | None = None,
+    ) -> None:
+        if not isinstance(components, Mapping) or not components:
+            raise ValueError(
+                f"a mixture needs a dict such as {{'web': (source, 3.0)}}, got {components!r}"
+            )
+        self._sources: dict[str, Any] = {}
+        weights: dict[str, Fraction] = {}
+        for name in sorted(components, key=str):  # so that their order in the dict is nothing
+            self._sources[name], weights[name] = _checked_component(name, components[name])
+        self._seed = _checked_integer("seed", seed)
+        self._shares = shares(weights)
+        for name, share in self._shares.items():
+            if share == 0:
+                raise ValueError(
+                    f"the weight of component {name!r} is less than one in {BLOCK * CYCLE:,} of "
+                    "all weights, too little to be counted: make it larger, or leave it out"
+                )
+        self._mixing = Mixing.of(list(self._shares.values()), self._seed)
+        specs = {name: _record_spec(name, s) for name, s in self._sources.items()}
+        shown = {name for name, s in self._sources.items() if not hasattr(s, "record_spec")}
+        self._spec = common_spec(specs, shown)
+        self._length = (
+            sum(map(len, self._sources.values()))
+            if length is None
+            else _checked_integer("length", length, least=1)
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch: without this, Python would go on for ever, as positions do."""
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Any:
+        rows, _ = self.read_rows(np.array([index]), ragged=True)
+        return None if rows is None else jax.tree.map(lambda leaf: leaf[0], rows)
+
+    def read_rows(self, indices: Int64s, *, ragged: bool) -> tuple[Any, np.ndarray | None]:
+        """The rows at these positions, and which are there: one read of each component."""
+        there = np.ones(len(indices), bool)
+        parts: dict[str, tuple[Any, Int64s]] = {}
+        for name, places, records in self._asked(indices):
+            with _in_component(name):
+                rows, found = read_rows(self._sources[name], records, ragged=ragged)
+            if found is not None:
+                there[places] = found
+                places = places[found]
+            if rows is not None:
+                parts[name] = rows, places
+        rank = np.cumsum(there) - 1  # of those that are there
+        found = {name: (rows, rank[places]) for name, (rows, places) in parts.items()}
+        return merged_rows(found, ragged=ragged), None if there.all() else there
+
+    def _asked(self, positions: Int64s) -> Iterator[tuple[str, Int64s, Int64s]]:
+        """Of each component: which of the positions it has, and its records there."""
+        if positions.min() < 0:
+            raise IndexError(f"record {positions.min()} of a mixture: records count from 0")
+        components = self._mixing.components(positions)
+        own = self._mixing.before(positions, components)
+        for number, (name, source) in enumerate(self._sources.items()):
+            places = np.flatnonzero(components == number)
+            if not places.size:
+                continue
+            epochs, offsets = epochs_and_offsets(own[places], len(source))
+            keys = round_keys(self._seed, f"mixture {name}", epochs)
+            records = permute(offsets, len(source), keys)
+            by_epoch = getattr(source, "by_epoch", False)
+            yield name, places, records + epochs * len(source) if by_epoch else records
+
+    def record_spec(self) -> Spec:
+        return self._spec
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "shares": self._shares,
+            "seed": self._seed,
+            "length": self._length,
+            "components": {
+                name: [len(source), digest(fingerprint(source))]
+                for name, source in self._sources.items()
+            },
+        }
+
+    def locate(self, index: int) -> str:
+        """The component and its record at this position."""
+        ((name, _, records),) = self._asked(np.array([index]))
+        return f"component {name!r}, record {locate(self._sources[name], int(records[0]))}"
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{n!r}: {s / CYCLE:.1f}" for n, s in self._shares.items())
+        return f"Mixture({{{parts}}} in {BLOCK}, {len(self)} records)"
+
+
+@contextlib.contextmanager
+def _in_component(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"(in component {name!r} of a mixture)")
+        raise
+
+
+def _record_spec(name: str, source: Any) -> Spec:
+    with _in_component(name):
+        return record_spec(source)
+
+
+def _checked_component(name: Any, component: Any) -> tuple[Any, Fraction]:
+    if not isinstance(name, str):
+        raise ValueError(f"the name of a component is a text, got {name!r}")
+    if not isinstance(component, tuple | list) or len(component) != 2:
+        raise ValueError(
+            f"component {name!r} must be a pair of a source and its weight, such as (source, 1.0), "
+            f"got {component!r}"
+        )
+    data, weight = component
+    if isinstance(weight, bool) or not isinstance(weight, int | float | Fraction | np.number):
+        raise ValueError(f"the weight of component {name!r} must be a number, got {weight!r}")
+    if not math.isfinite(weight) or weight < 0:
+        raise ValueError(
+            f"the weight of component {name!r} must be finite and positive, got {weight!r}"
+        )
+    if weight == 0:
+        raise ValueError(f"the weight of component {name!r} is 0: leave it out of the mixture")
+    with _in_component(name):
+        source = as_source(data)
+    if len(source) == 0:
+        raise ValueError(f"component {name!r} is empty: it needs at least one record")
+    exact = weight.item() if isinstance(weight, np.number) else weight
+    return source, Fraction(exact)
+
+
+def _checked_integer(name: str, value: Any, least: int | None = None) -> int:
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not whole or (least is not None and operator.index(value) < least):
+        wanted = "an integer" if least is None else f"an integer of at least {least}"
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    return operator.index(value)

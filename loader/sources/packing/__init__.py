@@ -1,0 +1,1 @@
+"""Records of different lengths packed into rows of one length."""

@@ -1,0 +1,1 @@
+"""Rows of zarr and other arrays that TensorStore reads."""

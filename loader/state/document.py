@@ -1,0 +1,130 @@
+"""The state document: what a restart needs, small, readable and refused when it is not right.
+
+The document describes the last batch delivered. It holds version, step, position, the origin from
+which steps are counted, batch size and remainder (a change of which moves the origin), one short
+digest per field of the fingerprint, and a checksum over all of that. It holds nothing about hosts,
+devices, workers or prefetch: there is one for the whole job, and process 0 writes it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from loader.records.digest import DIGEST_HEX_DIGITS
+
+STATE_VERSION = 1
+
+
+_TYPES = {
+    "version": int,
+    "step": int,
+    "position": int,
+    "origin": list,
+    "batch_size": int,
+    "remainder": str,
+    "fingerprint": dict,
+    "checksum": str,
+}
+
+
+_LARGEST_COUNT = 2**63
+
+
+_MOST_BYTES = 64 * 1024  # of a file that may be a document: real ones have at most one of them
+
+
+_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def make_document(
+    *,
+    step: int,
+    position: int,
+    origin: tuple[int, int],
+    batch_size: int,
+    remainder: str,
+    fingerprint: Mapping[str, str],
+) -> dict[str, Any]:
+    """The state document with its checksum."""
+    body = {
+        "version": STATE_VERSION,
+        "step": step,
+        "position": position,
+        "origin": list(origin),
+        "batch_size": batch_size,
+        "remainder": remainder,
+        "fingerprint": dict(fingerprint),
+    }
+    return {**body, "checksum": _checksum(body)}
+
+
+def check_document(state: Any) -> None:
+    """Raise if this is not a document that `make_document` made, byte for byte."""
+    if not isinstance(state, dict):
+        remedy = ": json.loads it first" if isinstance(state, str | bytes) else ""
+        raise TypeError(f"State must be a dict, got {type(state).__name__}{remedy}")
+    # First, for a document of another version may have other keys, and is not damaged.
+    version = state.get("version")
+    if type(version) is int and version != STATE_VERSION:
+        raise ValueError(
+            f"the state has version {_short(version)}, this loader reads version "
+            f"{STATE_VERSION}: restore it with the release that wrote it"
+        )
+    if set(map(str, state)) != set(_TYPES):
+        raise damaged(f"it has the keys {_short(sorted(map(str, state)))}, expected {list(_TYPES)}")
+    for name, kind in _TYPES.items():
+        if type(state[name]) is not kind:
+            raise damaged(f"{name} is {_short(state[name])}, expected {kind.__name__}")
+    counts = [state["step"], state["position"], state["batch_size"], *state["origin"][:3]]
+    if len(counts) != 5 or not all(type(n) is int and 0 <= n < _LARGEST_COUNT for n in counts):
+        raise damaged(f"step, position, batch_size or origin is no count: {_short(counts)}")
+    for field, value in state["fingerprint"].items():
+        if type(field) is not str or type(value) is not str or len(value) != DIGEST_HEX_DIGITS:
+            raise damaged(f"fingerprint field {_short(field)} is {_short(value)}")
+    if state["checksum"] != _checksum({k: v for k, v in state.items() if k != "checksum"}):
+        raise damaged("its checksum does not match its contents")
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical_json(body).encode()).hexdigest()[:16]
+
+
+def damaged(why: str) -> ValueError:
+    return ValueError(
+        f"the state document is damaged or not one of a DataLoader: {why}. Use an intact copy, "
+        "such as the checkpoint before it"
+    )
+
+
+def _short(value: Any) -> str:
+    # Never repr what a stranger sent: it may be huge or deeply nested.
+    if isinstance(value, list) and all(isinstance(item, int | str) for item in value):
+        return "[" + ", ".join(str(item)[:40] for item in value[:12]) + "]"
+    return str(value)[:60] if isinstance(value, int | float | str) else type(value).__name__
+
+
+def document_text(state: Mapping[str, Any]) -> str:
+    """The document for a file: JSON that a person can read."""
+    return json.dumps(state, indent=1) + "\n"
+
+
+def read_document(path: epath.PathLike) -> dict[str, Any]:
+    """The document in a file, checked. `ValueError` if it is not whole."""
+    file = epath.Path(path)
+    if not file.exists():
+        raise FileNotFoundError(f"there is no state document {os.fspath(file)}")
+    if file.stat().length > _MOST_BYTES:
+        raise damaged(f"{os.fspath(file)} has {file.stat().length} bytes")
+    try:
+        state = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise damaged(f"{os.fspath(file)} is no JSON ({type(error).__name__})") from error
+    try:
+        check_document(state)
+    except TypeError as error:
+        raise damaged(f"{os.fspath(file)}: {error}") from error
+    return state

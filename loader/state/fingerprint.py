@@ -1,0 +1,101 @@
+"""What decides the batches, so that a state is not restored where other batches would follow.
+
+One short digest per field: `data.*` from the source, `order`, `order.seed`, `operators` and
+`batcher`. What decides only the speed (workers, prefetch, mesh) is no part of it, nor are batch
+size, remainder, epochs and steps.
+"""
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from loader.batchers import BatcherModule
+from loader.order.orders import Order
+from loader.records.digest import describe, digest
+from loader.sources.reading import fingerprint as source_fingerprint
+from loader.transforms.operator_module import OperatorModule
+
+_LONGEST_FIELD_NAMES = 160  # bytes of JSON: more than that, and the data is one field
+
+
+class Fingerprint:
+    """A digest per field; and the field in words, to explain a difference.
+
+    Operators come with the keys of their draws.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        order: Order,
+        operators: Sequence[tuple[OperatorModule, str]],
+        batcher: BatcherModule,
+    ) -> None:
+        # Described now, before running can change them; the data, which must be read, when asked.
+        self._source = source
+        self._settings = {
+            **_order_fields(order),
+            "operators": [[operator.fingerprint(), key] for operator, key in operators],
+            "batcher": batcher.fingerprint(),
+        }
+
+    @functools.cached_property
+    def _values(self) -> dict[str, Any]:
+        return {**_data_fields(source_fingerprint(self._source)), **self._settings}
+
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """The digest of each field. The first time, this reads a few records."""
+        return {name: digest(value) for name, value in self._values.items()}
+
+    def refuse_differences(self, saved: Mapping[str, str], allowed: Iterable[str]) -> None:
+        """Raise `ValueError` for every field that differs and is not allowed to."""
+        allowed = {allowed} if isinstance(allowed, str) else set(allowed)
+        known = {*saved, *self.digests}
+        for name in allowed:
+            if not any(_covers(name, field) for field in known):
+                raise ValueError(
+                    f"allow_changes names {name!r}, which is no field: there are {sorted(known)}"
+                )
+        differing = [
+            field
+            for field in sorted(known)
+            if saved.get(field) != self.digests.get(field)
+            and not any(_covers(name, field) for name in allowed)
+        ]
+        if differing:
+            lines = "\n".join(
+                f"  {field}: saved digest {saved.get(field, 'absent')}, here "
+                f"{self.digests.get(field, 'absent')}{self._words(field)}"
+                for field in differing
+            )
+            names = ", ".join(repr(field) for field in differing)
+            raise ValueError(
+                "the state was saved with other data or another configuration:\n"
+                f"{lines}\nRestore it into a loader that is like the one that saved it, or, to go "
+                f"on with the change, set_state(state, allow_changes={{{names}}}); restore and "
+                "LoaderRestore take allow_changes too"
+            )
+
+    def _words(self, field: str) -> str:
+        if field not in self._values:
+            return ""
+        text = json.dumps(describe(self._values[field]))
+        return f" ({text if len(text) <= 100 else text[:97] + '...'})"
+
+
+def _covers(name: str, field: str) -> bool:
+    return field == name or field.startswith(f"{name}.")
+
+
+def _data_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(list(values))) > _LONGEST_FIELD_NAMES:
+        return {"data": dict(values)}
+    return {f"data.{name}": value for name, value in values.items()}
+
+
+def _order_fields(order: Order) -> dict[str, Any]:
+    described = describe(order)
+    seed = described.get("fields", {}).pop("seed", None)
+    return {"order": described} if seed is None else {"order": described, "order.seed": seed}

@@ -1,0 +1,113 @@
+"""Transforms in their places: what happens to the rows of a batch, one operator after the other."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from loader.records.errors import RowError
+from loader.records.integers import Int64s
+from loader.transforms.draws import Uniforms, draw
+from loader.transforms.numpy_or_jax import in_numpy
+from loader.transforms.transform import Transform, call, checked_rows, draws_of, filters
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A transform in its place in a loader: what messages call it, and the key of its draws."""
+
+    transform: Transform
+    name: str
+    key: str = ""
+
+    def draw(self, positions: Int64s) -> Uniforms | None:
+        count = draws_of(self.transform)
+        return draw(self.key, positions, count) if count else None
+
+
+def apply_stages(
+    stages: Sequence[Stage], rows: Any, positions: Int64s
+) -> tuple[Any, Int64s | None]:
+    """The rows after all stages, and which of the rows given are left (None: all of them)."""
+    kept = None
+    for group in _groups(stages):
+        stage = group[0]
+        try:
+            if len(group) > 1:
+                rows = _by_few_rows(group, rows, positions)
+                continue
+            result = _called(stage, rows, stage.draw(positions))
+        except RowError as error:
+            row = error.row if kept is None else int(kept[error.row])
+            raise RowError(row, str(error)) from error.__cause__
+        if filters(stage.transform):
+            keep = _checked_mask(stage, result, len(positions))
+            if not keep.all():
+                rows = jax.tree.map(lambda leaf, keep=keep: leaf[keep], rows)
+                positions = positions[keep]
+                kept = np.flatnonzero(keep) if kept is None else kept[keep]
+                if not positions.size:
+                    break
+        else:
+            rows = in_numpy(checked_rows(stage.name, result, len(positions)))
+    return rows, kept
+
+
+def _called(stage: Stage, rows: Any, draws: Uniforms | None) -> Any:
+    try:
+        return call(stage.transform, rows, draws)
+    except RowError as error:
+        raise RowError(error.row, f"{stage.name}: {error}") from error.__cause__
+
+
+def _groups(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """The stages one by one, but for those that are applied to a few rows at a time together."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        few = bool(groups) and hasattr(groups[-1][0].transform, "rows_at_once")
+        if few and getattr(stage.transform, "row_wise", False):
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return groups
+
+
+def _by_few_rows(group: Sequence[Stage], rows: Any, positions: Int64s) -> Any:
+    """The rows after all stages of a group, some rows at a time."""
+    count = len(positions)
+    size = group[0].transform.rows_at_once
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(rows)):  # PRNG keys
+        size = count
+    draws = [stage.draw(positions) for stage in group]
+    whole: list[np.ndarray] = []
+    tree = None
+    for start in range(0, count, size):
+        some = slice(start, start + size)
+        part = jax.tree.map(lambda leaf, some=some: leaf[some], rows)
+        for stage, drawn in zip(group, draws, strict=True):
+            try:
+                part = _called(stage, part, None if drawn is None else drawn[some])
+            except RowError as error:
+                raise RowError(start + error.row, str(error)) from error.__cause__
+            part = checked_rows(stage.name, part, min(size, count - start))
+        if size >= count:
+            return part
+        leaves, tree = jax.tree.flatten(part)
+        if not whole:
+            whole = [np.empty((count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        for into, leaf in zip(whole, leaves, strict=True):
+            into[some] = leaf
+    assert tree is not None, "no rows"
+    return jax.tree.unflatten(tree, whole)
+
+
+def _checked_mask(stage: Stage, mask: Any, count: int) -> np.ndarray:
+    mask = np.asarray(mask)
+    if mask.shape != (count,) or mask.dtype != np.bool_:
+        raise ValueError(
+            f"filter {stage.name} was given {count} rows and returned "
+            f"{mask.dtype}{list(mask.shape)}: it must return a bool for each"
+        )
+    return mask

@@ -1,0 +1,35 @@
+"""Random numbers that belong to a row: a function of (key, position), drawn in bulk.
+
+A row draws the same numbers whatever the batch it stands in, the process that handles it, or what
+was drawn before. They are float32 in [0, 1), made on the host, and handed to host and device alike.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loader.order.permutation import mix
+from loader.records.integers import Int64s
+
+Uniforms = npt.NDArray[np.float32]  # (rows, draws)
+
+
+def draw(key: str, positions: Int64s, count: int) -> Uniforms:
+    """`count` numbers for the row at each position."""
+    columns = np.arange(count, dtype=np.uint64)
+    counters = positions.astype(np.uint64)[:, None] * np.uint64(count) + columns
+    bits = mix(0, key, counters)
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+
+
+def below(uniforms: Any, limits: Any) -> Any:
+    """Integers in [0, limit) for each number, on the host or in jit: both round alike."""
+    limits = np.asarray(limits)
+    product = uniforms * limits.astype(np.float32)  # which may be rounded up to the limit itself
+    return product.astype(np.int32).clip(max=limits - 1)
+
+
+def generator(uniforms: npt.NDArray[np.float32]) -> np.random.Generator:
+    """A numpy generator seeded by the numbers of one row (two of them: 48 bits)."""
+    return np.random.default_rng([int(number * 2**24) for number in uniforms])

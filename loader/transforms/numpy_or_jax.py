@@ -1,0 +1,39 @@
+"""Rows in numpy on the host, or in JAX on a device: one code for both."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_jax(rows: Any) -> bool:
+    """Whether these rows are on a device, or traced. PRNG keys, always JAX's own, do not count."""
+    return any(_is_jax(leaf) for leaf in jax.tree.leaves(rows))
+
+
+def _is_jax(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def in_numpy(rows: Any) -> Any:
+    """The rows of a host function that uses JAX, in numpy, in which all goes on."""
+    if not is_jax(rows):
+        return rows
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_jax(leaf) else leaf, rows)
+
+
+def namespace(rows: Any) -> Any:
+    """`jax.numpy` for rows on a device, else numpy."""
+    return jnp if is_jax(rows) else np
+
+
+def rounded(product: Any) -> Any:
+    """A product that is rounded before anything is added to it, on the device as in numpy.
+
+    A compiler may fuse a product and a sum into one operation that rounds once, or not, as it likes
+    for a shape or a mesh; the last bit would then depend on them. It cannot fuse across a choice.
+    """
+    if not isinstance(product, jax.Array):
+        return product
+    return jnp.where(product == product, product, jnp.nan)

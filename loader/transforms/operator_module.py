@@ -1,0 +1,190 @@
+"""Operators: the stages between reading and the training step, on the host or on the device.
+
+An `OperatorModule` is a transform (see `transform.py`) with the bookkeeping of a stage: counters,
+statistics, a seed, and the side it runs on. A loader takes the transform out of it when it is made;
+the module itself never leaves the process. Randomness comes from the key and a row's position.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Literal, TypedDict
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from loader.modules.structural import StructuralConfig, StructuralModule
+from loader.records.digest import describe, qualified_name
+from loader.records.integers import Int64s
+from loader.records.spec import Spec
+from loader.transforms.bound_transform import Stage, apply_stages
+from loader.transforms.functions import KeepWhere, PerBatch, PerRecord, RandomPerRecord
+from loader.transforms.transform import Transform, call, draws_of, sides, spec_after
+
+Side = Literal["host", "device"]
+DEFAULT_STREAM = "augment"
+
+
+class OperatorOptions(TypedDict, total=False):
+    """What every operator can be told besides its own arguments."""
+
+    on: Side
+    seed: int | None
+    config: StructuralConfig | None
+    rngs: nnx.Rngs | None
+    name: str | None
+
+
+class OperatorModule(StructuralModule):
+    """A transform as a stage of a loader.
+
+    `on` is "host" (numpy, where rows are read) or "device" (in one jitted function, after placing);
+    by default the first that the transform can. A random one draws by `seed`, or by the stream
+    `augment` of its own `rngs` or of the loader's.
+    """
+
+    def __init__(
+        self,
+        transform: Transform,
+        *,
+        on: Side | None = None,
+        seed: int | None = None,
+        config: StructuralConfig | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        random = draws_of(transform) > 0
+        if config is None:
+            config = StructuralConfig(
+                stochastic=random, stream_name=DEFAULT_STREAM if random else None
+            )
+        own_name = name or type(self).__name__
+        if seed is not None and (not random or isinstance(seed, bool) or not _is_int(seed)):
+            what = "is not random, so it has no use for one" if not random else "needs an integer"
+            raise ValueError(f"{own_name} was given seed={seed!r}: it {what}")
+        on = on or sides(transform)[0]  # pyright: ignore[reportAssignmentType]
+        if on not in sides(transform):
+            raise ValueError(f"{own_name} runs on {' or '.join(sides(transform))}, got on={on!r}")
+        self.transform = transform
+        self.on = on
+        self.seed = seed
+        super().__init__(config, rngs=rngs, name=name)
+
+    def _check_rngs(self) -> None:
+        """Rngs may come from the loader, which checks; but the config must fit the transform."""
+        if self.config.stochastic != (draws_of(self.transform) > 0):
+            raise ValueError(
+                f"{self.label} draws {draws_of(self.transform)} random numbers per row, and its "
+                f"config says stochastic={self.config.stochastic}: they must agree"
+            )
+
+    def requires_rng_streams(self) -> list[str] | None:
+        return None if self.seed is not None else super().requires_rng_streams()
+
+    def output_spec(self, record_spec: Spec) -> Spec:
+        """What records of this spec look like after the operator."""
+        return spec_after(self.transform, self.label, record_spec)
+
+    @property
+    def label(self) -> str:
+        """What messages call this operator."""
+        return self.name or type(self).__name__
+
+    def ready_transform(self) -> Transform:
+        """The transform as it runs. One that needs statistics is given them here."""
+        return self.transform
+
+    def stage(self, place: int = 0, rngs: nnx.Rngs | None = None) -> Stage:
+        """The transform as number `place` of a loader's operators, with the key of its draws."""
+        return Stage(self.ready_transform(), self.label, self._key(place, rngs))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {**super().fingerprint(), "ready": describe(self.ready_transform())}
+
+    def _key(self, place: int, rngs: nnx.Rngs | None) -> str:
+        if not self.stochastic:
+            return ""
+        if self.seed is not None:
+            seed = f"seed {int(self.seed)}"
+        else:
+            streams = [r for r in (self.rngs, rngs) if r is not None]
+            found = next((s for r in streams if (s := _stream_key(r, self.stream_name))), None)
+            if found is None:
+                self.ensure_rng_streams([])
+            seed = f"stream {self.stream_name} {found}"
+        return f"operator {place} {seed}"
+
+    def process(self, elements: Any, positions: Int64s | None = None) -> Any:
+        """The operator on stacked rows, outside of a loader: to look at what it does.
+
+        `positions` are those of the rows (0, 1, ... by default). A filter gives the rows it keeps.
+        """
+        count = len(jax.tree.leaves(elements)[0])
+        positions = np.arange(count) if positions is None else np.asarray(positions)
+        stage = self.stage()
+        if self.on == "device":
+            rows, draws = jax.tree.map(jnp.asarray, (elements, stage.draw(positions)))
+            rows, kept = call(stage.transform, rows, draws, jnp.ones(count, bool)), None
+        else:
+            rows, kept = apply_stages([stage], elements, positions)
+        self.count(count if kept is None else kept.size, 0 if kept is None else count - kept.size)
+        return rows
+
+
+class Filter(OperatorModule):
+    """Keeps the records for which `fn(record)` is true; others become masked rows."""
+
+    def __init__(self, fn: Any, **options: Any) -> None:
+        super().__init__(KeepWhere(fn), **options)
+
+
+def as_operators(given: Any) -> list[OperatorModule]:
+    """Operators, plain callables (rows to rows) and Grain transformations as operators."""
+    if callable(given) or not isinstance(given, Iterable):
+        raise TypeError(f"operators is a list of operators: write operators=[{given!r}]")
+    operators = [as_operator(item) for item in given]
+    device = next((o for o in operators if o.on == "device"), None)
+    for operator in operators[operators.index(device) :] if device is not None else ():
+        if operator.on == "host":
+            raise ValueError(
+                f"{operator.label} runs on the host and stands after {device.label}, which runs on "  # pyright: ignore[reportOptionalMemberAccess]
+                "the device: put host operators first, or give it on='device'"
+            )
+    return operators
+
+
+def as_operator(given: Any) -> OperatorModule:
+    if isinstance(given, OperatorModule):
+        return given
+    if isinstance(given, type):
+        raise TypeError(f"an operator is an instance, got the class {given.__name__}")
+    label = qualified_name(given)
+    if isinstance(given, grain.transforms.Map):
+        return OperatorModule(PerRecord(given.map), name=label)
+    if isinstance(given, grain.transforms.RandomMap):
+        return OperatorModule(RandomPerRecord(given.random_map), name=label)
+    if isinstance(given, grain.transforms.Filter):
+        return OperatorModule(KeepWhere(given.filter), name=label)
+    if isinstance(given, grain.transforms.Batch):
+        raise TypeError("grain's Batch is no operator here: give DataLoader(..., batch_size=...)")
+    if not callable(given) or isinstance(given, grain.transforms.Transformation):
+        raise TypeError(
+            "an operator is an OperatorModule, a callable from rows to rows, or Grain's Map, "
+            f"RandomMap or Filter, got {given!r}"
+        )
+    return OperatorModule(PerBatch(given), on="host", name=label)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _stream_key(rngs: nnx.Rngs, name: str | None) -> str | None:
+    """A digest of the key of a stream, or of the default stream; None without either."""
+    found = next((s for s in (name, "default") if s is not None and s in rngs), None)
+    if found is None:
+        return None
+    key = jax.random.key_data(getattr(rngs, found).key.get_value())
+    return hashlib.sha256(np.asarray(key).tobytes()).hexdigest()[:16]

@@ -1,0 +1,95 @@
+"""What an operator does to rows: a *transform*, and how several are applied one after the other.
+
+A transform is a small frozen object that takes stacked rows, all rows of a batch at once, and gives
+as many back. It is what travels to where the rows are read, so it holds plain data only. Of its
+attributes these are looked at, all of them optional:
+
+- `draws`: how many random numbers each row takes. If not 0 it is called with a second argument, an
+  array (rows, draws) of float32 in [0, 1).
+- `filters = True`: it gives a mask of the rows to keep, not rows.
+- `mixes_rows = True`: what comes out of a row depends on the others; on a device it is then called
+  with `valid`, the mask of the rows that are no padding.
+- `output_spec(record_spec)`: what a record looks like afterwards; or `declared`, that spec itself.
+  Where neither says, it is tried on a row of zeros.
+- `sides`: where it can run, of "host" (numpy) and "device" (JAX, in jit).
+- `row_wise = True`: a row, and the kind of leaf it comes in, do not depend on the other rows.
+- `rows_at_once`: of a row-wise transform whose results are large. On the host it and the row-wise
+  ones behind it are applied to so many rows at a time, so that memory stays small and warm.
+
+On the host a transform sees only rows that are there, never padding, and gives new arrays: those it
+is given may be shared, with another leaf or with the source.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from loader.records.spec import Spec, named_leaves, spec_of, without_rows
+from loader.records.stacking import zero_rows
+
+Transform = Any  # a callable as described above
+
+
+class SpecUnknown(Exception):
+    """A transform does not say what comes out of it, and does not work on zeros."""
+
+
+def draws_of(transform: Transform) -> int:
+    return getattr(transform, "draws", 0)
+
+
+def filters(transform: Transform) -> bool:
+    return getattr(transform, "filters", False)
+
+
+def mixes_rows(transform: Transform) -> bool:
+    return getattr(transform, "mixes_rows", False)
+
+
+def sides(transform: Transform) -> tuple[str, ...]:
+    return getattr(transform, "sides", ("host",))
+
+
+def call(transform: Transform, rows: Any, draws: Any, valid: Any = None) -> Any:
+    """The transform on these rows, handed what it asks for."""
+    arguments = (rows, draws) if draws_of(transform) else (rows,)
+    return transform(*arguments, valid=valid) if mixes_rows(transform) else transform(*arguments)
+
+
+def checked_rows(name: str, rows: Any, count: int) -> Any:
+    """What an operator gave, if it is rows, as many as it was given."""
+    leaves = jax.tree.leaves(rows)
+    if not leaves:
+        raise ValueError(f"operator {name} returned {rows!r}, no rows")
+    for leaf in leaves:
+        if not hasattr(leaf, "shape") or leaf.shape[:1] != (count,):
+            which = next(other for other, value in named_leaves(rows) if value is leaf)
+            raise ValueError(
+                f"operator {name} was given {count} rows; leaf {which!r} of what it returned "
+                f"is {getattr(leaf, 'shape', type(leaf).__name__)}: it must return arrays with as "
+                "many rows as it is given"
+            )
+    return rows
+
+
+def spec_after(transform: Transform, name: str, spec: Spec, *, try_zeros: bool = True) -> Spec:
+    """What records of this spec look like after the transform. `SpecUnknown` if it must be seen."""
+    if filters(transform):
+        return spec
+    if hasattr(transform, "output_spec"):
+        try:
+            return transform.output_spec(spec)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    if getattr(transform, "declared", None) is not None:
+        return transform.declared
+    if not try_zeros:
+        raise SpecUnknown(name)
+    draws = np.zeros((1, draws_of(transform)), np.float32)
+    try:
+        with np.errstate(all="ignore"):
+            rows = call(transform, zero_rows(spec, 1), draws, np.ones(1, bool))
+    except Exception as error:  # not made for zeros: it may decode, look up, check
+        raise SpecUnknown(f"{name}: {error}") from error
+    return without_rows(spec_of(checked_rows(name, rows, 1)))

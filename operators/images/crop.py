@@ -1,0 +1,133 @@
+"""A window of each image: its middle, or anywhere."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import jax
+import numpy as np
+
+from loader.records.errors import RowError
+from loader.records.spec import Spec, leaf_spec
+from loader.records.stacking import is_ragged, ragged_leaf
+from loader.transforms.draws import below
+from loader.transforms.numpy_or_jax import is_jax, namespace
+from loader.transforms.operator_module import OperatorModule, OperatorOptions
+from operators.images.image_spec import image_spec, two_sizes
+from operators.leaves import BOTH, get, names_of, put
+
+
+@dataclasses.dataclass(frozen=True)
+class _Crop:
+    """A window of each image; where it stands is for a subclass to say."""
+
+    names: tuple[str, ...]
+    size: tuple[int, int]
+    padding: int = 0
+    sides = BOTH
+    row_wise = True
+
+    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
+        """The first row and column of each window; it has so much room to move (rows, 2)."""
+        raise NotImplementedError
+
+    def cropped(self, rows: Any, draws: Any) -> Any:
+        for name in self.names:
+            leaf = get(rows, name)
+            if self.padding:
+                leaf = self._padded(leaf)
+            rows = put(
+                rows, name, (self._on_device if is_jax(leaf) else self._on_host)(leaf, draws)
+            )
+        return rows
+
+    def _padded(self, leaf: Any) -> Any:
+        width = [(self.padding, self.padding)] * 2 + [(0, 0)]
+        if is_ragged(leaf):
+            return ragged_leaf([np.pad(image, width) for image in leaf])
+        return namespace(leaf).pad(leaf, [(0, 0), *width])
+
+    def _on_host(self, images: np.ndarray, draws: Any) -> np.ndarray:
+        first = images[0]
+        cut = np.empty((len(images), *self.size, first.shape[-1]), first.dtype)
+        rooms = np.array([image.shape[:2] for image in images]) - self.size
+        if rooms.min() < 0:
+            row = int(rooms.min(1).argmin())
+            raise RowError(
+                row,
+                f"an image of {images[row].shape[:2]} is smaller than the crop {self.size}: resize "
+                "it first",
+            )
+        height, width = self.size
+        for row, (top, left) in enumerate(self.corners(draws, rooms).tolist()):
+            cut[row] = images[row][top : top + height, left : left + width]
+        return cut
+
+    def _on_device(self, images: Any, draws: Any) -> Any:
+        rooms = np.tile(np.array(images.shape[1:3]) - self.size, (len(images), 1))
+
+        def cut(image: Any, corner: Any) -> Any:
+            return jax.lax.dynamic_slice(image, (*corner, 0), (*self.size, image.shape[-1]))
+
+        return jax.vmap(cut)(images, self.corners(draws, rooms))
+
+    def output_spec(self, spec: Spec) -> Spec:
+        for name in self.names:
+            leaf = image_spec(spec, name)
+            sizes = [None if n is None else n + 2 * self.padding for n in leaf.shape[:2]]
+            if any(n is not None and n < want for n, want in zip(sizes, self.size, strict=True)):
+                raise ValueError(
+                    f"leaf {name!r} is {list(leaf.shape)}, smaller than the crop {self.size}: "
+                    "resize it first"
+                )
+            shape = (*self.size, leaf.shape[2])
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+        return spec
+
+
+@dataclasses.dataclass(frozen=True)
+class _CenterCrop(_Crop):
+    def __call__(self, rows: Any) -> Any:
+        return self.cropped(rows, None)
+
+    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
+        return rooms // 2
+
+
+class CenterCrop(OperatorModule):
+    """The middle of each image."""
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        size: int | Sequence[int],
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        super().__init__(_CenterCrop(names_of(leaf), two_sizes(size)), **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomCrop(_Crop):
+    draws = 2
+
+    def __call__(self, rows: Any, draws: Any) -> Any:
+        return self.cropped(rows, draws)
+
+    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
+        return below(draws, rooms + 1)
+
+
+class RandomCrop(OperatorModule):
+    """A window of each image, anywhere in it; `padding` adds black pixels all around it first."""
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        size: int | Sequence[int],
+        *,
+        padding: int = 0,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        if not isinstance(padding, int) or padding < 0:
+            raise ValueError(f"padding must be an int of at least 0, got {padding!r}")
+        super().__init__(_RandomCrop(names_of(leaf), two_sizes(size), padding), **options)

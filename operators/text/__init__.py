@@ -1,0 +1,1 @@
+"""Operators on texts and tokens."""

@@ -1,0 +1,152 @@
+"""Sequences of tokens brought to one length."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import numpy as np
+
+from loader.records.errors import RowError
+from loader.records.spec import Spec, leaf_spec
+from loader.records.stacking import is_ragged, ragged_leaf
+from loader.sources.packing.packed_rows import padding_of
+from loader.transforms.draws import below
+from loader.transforms.numpy_or_jax import namespace
+from loader.transforms.operator_module import OperatorModule, OperatorOptions
+from operators.leaves import BOTH, get, names_of, put
+from operators.text.token_spec import LOSS_MASK, sequence_spec
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pad:
+    names: tuple[str, ...]
+    length: int
+    value: Any
+    mask: str | None
+    sides = BOTH
+
+    def __call__(self, rows: Any) -> Any:
+        for number, name in enumerate(self.names):
+            leaf = get(rows, name)
+            lengths = [len(row) for row in leaf] if is_ragged(leaf) else [leaf.shape[1]] * len(leaf)
+            if len(leaf) and max(lengths) > self.length:
+                row = int(np.argmax(lengths))
+                raise RowError(
+                    row,
+                    f"leaf {name!r} has {lengths[row]} items, more than the {self.length} to pad "
+                    f"to: put Crop({name!r}, {self.length}) before it",
+                )
+            rows = put(rows, name, self._padded(name, leaf))
+            if number == 0 and self.mask is not None:
+                real = np.arange(self.length) < np.array(lengths, int).reshape(-1, 1)
+                rows = put(rows, self.mask, namespace(rows).asarray(real))
+        return rows
+
+    def _padded(self, name: str, leaf: Any) -> Any:
+        if not is_ragged(leaf):
+            value = padding_of(name, leaf.dtype, self.value)
+            rest = [(0, 0)] * (leaf.ndim - 2)
+            widths = [(0, 0), (0, self.length - leaf.shape[1]), *rest]
+            return namespace(leaf).pad(leaf, widths, constant_values=value)
+        first = leaf[0]
+        value = padding_of(name, first.dtype, self.value)
+        padded = np.full((len(leaf), self.length, *first.shape[1:]), value, first.dtype)
+        for row, sequence in enumerate(leaf):
+            padded[row, : len(sequence)] = sequence
+        return padded
+
+    def output_spec(self, spec: Spec) -> Spec:
+        for name in self.names:
+            leaf = sequence_spec(spec, name)
+            padding_of(name, leaf.dtype, self.value)
+            shape = (self.length, *leaf.shape[1:])
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+        if self.mask is not None:
+            mask = leaf_spec((self.length,), np.dtype(bool))
+            spec = put(spec, self.mask, mask)
+        return spec
+
+
+class Pad(OperatorModule):
+    """Sequences filled up with `value` to `length`; a longer one is an error that names the record.
+
+    `mask` is the leaf that says which items are real (None for no such leaf). Of several leaves, it
+    speaks of the first.
+    """
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        length: int,
+        *,
+        value: Any = 0,
+        mask: str | None = LOSS_MASK,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        super().__init__(_Pad(names_of(leaf), _checked_length(length), value, mask), **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Crop:
+    names: tuple[str, ...]
+    length: int
+    sides = BOTH
+
+    def __call__(self, rows: Any, draws: Any = None) -> Any:
+        for name in self.names:
+            leaf = get(rows, name)
+            crop = _cropped_ragged if is_ragged(leaf) else _cropped
+            rows = put(rows, name, crop(leaf, self.length, draws))
+        return rows
+
+    def output_spec(self, spec: Spec) -> Spec:
+        for name in self.names:
+            leaf = sequence_spec(spec, name)
+            first = None if leaf.shape[0] is None else min(leaf.shape[0], self.length)
+            shape: Any = (first, *leaf.shape[1:])
+            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+        return spec
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomCrop(_Crop):
+    draws = 1
+
+
+def _cropped_ragged(leaf: np.ndarray, length: int, draws: Any) -> np.ndarray:
+    cut = []
+    for row, sequence in enumerate(leaf):
+        room = max(len(sequence) - length, 0)
+        first = 0 if draws is None else below(draws[row, 0], room + 1)
+        cut.append(sequence[first : first + length])
+    return ragged_leaf(cut)
+
+
+def _cropped(leaf: Any, length: int, draws: Any) -> Any:
+    room = leaf.shape[1] - length
+    if room <= 0 or draws is None:
+        return leaf[:, :length]
+    places = below(draws, room + 1) + np.arange(length)
+    xp = namespace(leaf)
+    return xp.take_along_axis(leaf, places.reshape(*places.shape, *(1,) * (leaf.ndim - 2)), axis=1)
+
+
+class Crop(OperatorModule):
+    """At most `length` items of each sequence: its first, or with `random=True` any stretch."""
+
+    def __init__(
+        self,
+        leaf: str | Iterable[str],
+        length: int,
+        *,
+        random: bool = False,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        transform = _RandomCrop if random else _Crop
+        super().__init__(transform(names_of(leaf), _checked_length(length)), **options)
+
+
+def _checked_length(length: Any) -> int:
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        raise ValueError(f"length must be an int of at least 1, got {length!r}")
+    return length

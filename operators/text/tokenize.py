@@ -1,0 +1,69 @@
+"""From texts to token numbers."""
+
+import dataclasses
+from typing import Any, Unpack
+
+import numpy as np
+
+from loader.records.errors import RowError
+from loader.records.spec import Spec, is_text, leaf_spec
+from loader.records.stacking import ragged_leaf
+from loader.transforms.operator_module import OperatorModule, OperatorOptions
+from operators.leaves import get, name_of, put, without
+from operators.text.tokenizers import Tokenizer, as_tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tokenize:
+    leaf: str
+    into: str
+    tokenizer: Tokenizer
+
+    def __call__(self, rows: Any) -> Any:
+        texts = get(rows, self.leaf).tolist()
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise RowError(
+                    row, f"leaf {self.leaf!r} is a {type(text).__name__}, not a text: decode it"
+                )
+        try:
+            tokens = ragged_leaf(self.tokenizer.encode(texts))
+        except Exception as error:
+            raise self._located(texts) or error from error
+        return put(without(rows, self.leaf), self.into, tokens)
+
+    def _located(self, texts: list[str]) -> RowError | None:
+        """The error of the first text that cannot be encoded."""
+        for row, text in enumerate(texts):
+            try:
+                self.tokenizer.encode([text])
+            except Exception as error:
+                return RowError(row, f"cannot tokenise {text[:40]!r}: {error}")
+        return None
+
+    def output_spec(self, spec: Spec) -> Spec:
+        leaf = get(spec, self.leaf)
+        if not is_text(leaf.dtype) or leaf.shape:
+            raise ValueError(f"leaf {self.leaf!r} is {leaf.dtype}{list(leaf.shape)}, not a text")
+        shape: Any = (None,)
+        tokens = leaf_spec(shape, np.dtype(np.int32))
+        return put(without(spec, self.leaf), self.into, tokens)
+
+
+class Tokenize(OperatorModule):
+    """Texts to int32 token numbers, of different lengths: put `Crop` and `Pad`, or packing, behind.
+
+    `tokenizer` is None for bytes (`ByteTokenizer()`), a path to a Hugging Face `tokenizer.json` or
+    a SentencePiece model, or such an object. The text is replaced by the tokens.
+    """
+
+    def __init__(
+        self,
+        leaf: str = "text",
+        *,
+        into: str = "tokens",
+        tokenizer: Any = None,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        transform = _Tokenize(name_of(leaf), name_of(into), as_tokenizer(tokenizer))
+        super().__init__(transform, **options)

@@ -1,0 +1,259 @@
+"""The command: what it prints, and what it says of bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from loader.command.main import main
+from loader.command.run_folder import CONFIG as COPY
+from tests.attempts import in_one_of_several_attempts
+
+DIGITS = """\
+[source]
+kind = "ArraySource"
+arrays = { image = "images.npy", label = "labels.npy" }
+[order]
+kind = "Shuffle"
+seed = 0
+[loader]
+batch_size = 16
+[mesh]
+data = 4
+[train]
+task = { kind = "Classify" }
+"""
+TEXT = """\
+[[source]]
+kind = "TextLinesSource"
+paths = "lines.txt"
+[[source]]
+kind = "Mapped"
+operators = [{ kind = "Tokenize" }]
+[[source]]
+kind = "Packed"
+row_length = 48
+[loader]
+batch_size = 4
+"""
+PLANTED = """
+import time
+import numpy as np
+
+class Slow:
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+    def __len__(self) -> int:
+        return 1000
+    def gather(self, indices):
+        time.sleep(self.seconds)
+        return {"x": np.array(indices, np.float32)}
+    def __getitem__(self, index):
+        return {"x": np.float32(index)}
+
+def slow(rows):
+    time.sleep(0.02)
+    return rows
+
+def swift(rows):
+    return rows
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.save("images.npy", np.arange(50 * 64, dtype=np.int32).reshape(50, 8, 8, 1).astype(np.uint8))
+    np.save("labels.npy", np.arange(50, dtype=np.int32) % 10)
+    (tmp_path / "digits.toml").write_text(DIGITS)
+    (tmp_path / "text.toml").write_text(TEXT)
+    (tmp_path / "lines.txt").write_text("".join(f"[bold] line {n}\n" for n in range(20)))
+    (tmp_path / "planted_delays.py").write_text(PLANTED)
+    return tmp_path
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_check_says_what_a_configuration_comes_to(folder: Path, capsys: pytest.CaptureFixture[str]):
+    shown = output(capsys, "check", "digits.toml")
+    for words in (
+        "ArraySource",
+        "Shuffle(seed=0",
+        "image",
+        "(4, 8, 8, 1)",
+        "4 per epoch",
+        "no problem",
+    ):
+        assert words in shown
+    facts = json.loads(output(capsys, "check", "digits.toml", "--json"))
+    assert (facts["records"], facts["steps_per_epoch"], facts["steps"]) == (50, 4, 4)
+    on_a_device = 4 * (64 + 4 + 1)  # of each row an image, a label and the mask
+    assert facts["bytes_per_device_and_batch"] == on_a_device
+    assert facts["bytes_per_device"] == 4 * on_a_device
+    assert facts["leaves"]["image"] == {"shape": [16, 8, 8, 1], "dtype": "uint8"}
+
+
+def test_a_configuration_without_a_mesh_will_do(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "digits.toml").write_text(DIGITS.replace("[mesh]\ndata = 4\n", ""))
+    assert "on the default device" in output(capsys, "check", "digits.toml")
+    facts = json.loads(output(capsys, "check", "digits.toml", "--json"))
+    assert facts["bytes_per_device_and_batch"] == 16 * (64 + 4 + 1)
+    assert "50 records" in output(capsys, "train", "digits.toml")
+
+
+def test_check_makes_the_first_batch_and_measures_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    np.save("labels.npy", np.arange(50, dtype=np.int32))  # of which 40 are no class
+    assert main(["check", "digits.toml"]) == 2
+    assert "digits.toml:12: the loss of the first batch is nan" in capsys.readouterr().err
+    assert main(["train", "digits.toml", "--into", "out"]) == 2
+    assert "the loss is nan at step 4" in capsys.readouterr().err
+
+
+def test_check_prints_every_problem_with_its_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "digits.toml").write_text(DIGITS.replace("seed", "sede").replace("= 16", "= 17"))
+    assert main(["check", "digits.toml"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "digits.toml:6: Shuffle has no key 'sede'; did you mean 'seed'?",
+        "digits.toml:8: batch_size 17 does not divide over the 4 shards of mesh axes ('data',): "
+        "use 16 or 20, or MeshSharder(mesh, rules=[('.*', P())]) to replicate the batch",
+    ]
+    (folder / "digits.toml").write_text(DIGITS.replace("data", "dota").replace("sk = ", "sq = "))
+    assert main(["check", "digits.toml", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert [problem["line"] for problem in json.loads(shown.out)["problems"]] == [9, 12]
+    assert len(shown.err.splitlines()) == 2
+
+
+def test_peek_draws_images_and_decodes_texts(folder: Path, capsys: pytest.CaptureFixture[str]):
+    shown = output(capsys, "peek", "digits.toml", "--step", "3")
+    assert "positions 48 to 49" in shown
+    assert "14 of them padding" in shown
+    sheet = cv2.imread("digits-step-3.png")
+    assert sheet is not None
+    assert sheet.shape[1] > 200
+    shown = output(capsys, "peek", "text.toml")
+    assert "[bold] line 1" in shown
+    assert "┃" in shown
+    numbers = json.loads(output(capsys, "peek", "text.toml", "--json"))
+    assert numbers["positions"] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "operator", "options", "bottleneck"),
+    [
+        (0.02, "swift", (), "read"),
+        (0.0, "slow", (), "operators"),
+        (0.0, "swift", ("--step-ms", "100"), "step"),
+        (0.02, "swift", ("--step-ms", "5"), "read"),
+    ],
+)
+@in_one_of_several_attempts
+def test_bench_names_a_bottleneck_that_was_planted(
+    seconds: float, operator: str, options: tuple[str, ...], bottleneck: str,
+    folder: Path, capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    (folder / "some.toml").write_text(f"""
+[source]
+kind = "planted_delays:Slow"
+seconds = {seconds}
+[[operators]]
+kind = "MapBatch"
+fn = {{ ref = "planted_delays:{operator}" }}
+[loader]
+batch_size = 10
+""")
+    shown = output(capsys, "bench", "some.toml", "--seconds", "1", "--json", *options)
+    assert json.loads(shown)["bottleneck"] == bottleneck
+
+
+def test_bench_runs_the_step_of_training(folder: Path, capsys: pytest.CaptureFixture[str]):
+    verdict = json.loads(
+        output(capsys, "bench", "digits.toml", "--seconds", "0.5", "--train", "--json")
+    )
+    assert verdict["step_ms"] > 0
+    assert verdict["rows_per_s"] > 0
+
+
+def test_state_is_told_in_words_and_compared(folder: Path, capsys: pytest.CaptureFixture[str]):
+    output(capsys, "train", "digits.toml", "--into", "a", "--json")
+    output(capsys, "train", "digits.toml", "--into", "b", "--set", "order.seed=1", "--json")
+    assert "4 batches were delivered" in output(capsys, "state", "show", "a")
+    assert json.loads(output(capsys, "state", "show", "a", "--json"))["state"]["position"] == 50
+    difference = json.loads(output(capsys, "state", "diff", "a", "b", "--json"))
+    assert difference["allow_changes"] == ["order.seed"]
+    assert "order.seed" in output(capsys, "state", "diff", "a", "b")
+
+
+BAD = {
+    "no command": ((), "the following arguments are required"),
+    "no such command": (("chek", "digits.toml"), "invalid choice: 'chek'"),
+    "no such option": (("check", "digits.toml", "--jsn"), "unrecognized arguments: --jsn"),
+    "no such file": (("check", "nowhere.toml"), "cannot read it: No such file"),
+    "a folder": (("check", "."), "cannot read it: Is a directory"),
+    "a step behind the end": (("peek", "digits.toml", "--step", "4"), "behind the end"),
+    "a step that is none": (("peek", "digits.toml", "--step", "-1"), "at least 0"),
+    "nothing to learn": (("train", "text.toml"), r"no section [train]"),
+    "no such run": (("resume", "nowhere"), "no run in nowhere"),
+    "no such state": (("state", "show", "nowhere"), "nowhere"),
+    "no time": (("bench", "digits.toml", "--seconds", "0"), "seconds"),
+    "a change that is none": (("check", "digits.toml", "--set", "x"), "cannot set 'x'"),
+    "a change of nothing": (
+        ("check", "digits.toml", "--set", "loader.bach_size=3"),
+        "did you mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_bad_input_is_one_line_and_status_2(
+    mistake: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments, message = BAD[mistake]
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert shown.out == ""
+
+
+def test_records_that_cannot_be_read_are_one_line_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "lines.txt").write_bytes(b"good\n\xff\xfe bad\n")
+    assert main(["check", "text.toml"]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "text.toml:" in error
+    assert "line 2 of" in error
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "loader"], [str(Path(sys.executable).parent / "gristmill")]]
+)
+def test_the_command_starts_by_either_name(words: list[str], folder: Path):
+    command = [sys.executable, *words] if words[0] == "-m" else words
+    done = subprocess.run([*command, "check", "digits.toml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no problem found" in done.stdout
+    assert "\x1b" not in done.stdout  # no colours, no bars: this is no terminal
+    assert done.stderr == ""
+
+
+def test_a_run_leaves_what_is_needed_to_go_on(folder: Path, capsys: pytest.CaptureFixture[str]):
+    shown = output(capsys, "train", "digits.toml")
+    assert "step 4" in shown
+    assert (folder / "runs/digits" / COPY).read_text() == DIGITS
+    assert "50 records" in shown

@@ -1,0 +1,343 @@
+"""Configurations: what a file says is what the loader does, and every mistake is named."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader import ArraySource, BlockShuffle, DataLoader, Mixture, Packed, Shuffle
+from loader.command.config import read_config
+from loader.command.main import ALL_KINDS
+from loader.command.problems import ConfigError
+from loader.testing import assert_same_batch
+from operators import Normalize, RandomCrop
+
+GOOD = """\
+[source]
+kind = "ArraySource"
+arrays = { image = "images.npy", label = "labels.npy" }
+
+[order]
+kind = "Shuffle"
+seed = 3
+
+[[operators]]
+kind = "RandomCrop"
+leaf = "image"
+size = 6
+seed = 1
+
+[[operators]]
+kind = "Normalize"
+leaf = "image"
+mean = 4.5
+std = 2.0
+on = "device"
+
+[loader]
+batch_size = 16
+epochs = 2
+remainder = "carry"
+
+[mesh]
+data = 4
+"""
+TRAIN = """
+[train]
+task = { kind = "Classify" }
+
+[held_out]
+source = { kind = "ArraySource", arrays = { image = "images.npy", label = "labels.npy" } }
+operators = [{ kind = "CenterCrop", leaf = "image", size = 6 }]
+"""
+IMAGES = np.arange(50 * 8 * 8, dtype=np.float32).reshape(50, 8, 8, 1)
+LABELS = np.arange(50, dtype=np.int32) % 10
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.save("images.npy", IMAGES)
+    np.save("labels.npy", LABELS)
+    return tmp_path
+
+
+def problems(text: str) -> list[tuple[int | None, str]]:
+    Path("some.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config("some.toml", ALL_KINDS)
+    return [(problem.line, problem.message) for problem in caught.value.problems]
+
+
+def test_a_file_makes_the_loader_that_it_describes(folder: Path):
+    (folder / "some.toml").write_text(GOOD + TRAIN)
+    config = read_config("some.toml", ALL_KINDS)
+    by_hand = DataLoader(
+        ArraySource({"image": IMAGES, "label": LABELS}),
+        batch_size=16,
+        order=Shuffle(seed=3),
+        operators=[
+            RandomCrop("image", 6, seed=1),
+            Normalize("image", mean=4.5, std=2.0, on="device"),
+        ],
+        epochs=2,
+        remainder="carry",
+        mesh=config.mesh,
+    )
+    with config.loader() as ours, by_hand as theirs:
+        assert ours.get_state()["fingerprint"] == theirs.get_state()["fingerprint"]
+        for step, (got, want) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same_batch(got, want, f"batch {step}")
+    held_out = config.held_out()
+    assert held_out is not None
+    assert [b["valid_mask"].sum() for b in held_out.host_batches()] == [16, 16, 16, 2]
+
+
+def test_values_of_the_file_can_be_given_otherwise(folder: Path):
+    (folder / "some.toml").write_text(GOOD)
+    config = read_config("some.toml", ALL_KINDS, ["loader.batch_size=8", "loader.epochs=endless"])
+    assert config.loader().plan.batch_size == 8
+    assert config.loader().plan.end is None
+    assert config.loader(threads=2, prefetch=0).workers.count == 2
+
+
+BROKEN = {
+    "not TOML": ("seed = 3", "seed =", 7, "not TOML"),
+    "a section with a typo": ("[loader]", "[laoder]", 22, r"no section \[laoder\].*'loader'"),
+    "a key with a typo": (
+        "batch_size = 16",
+        "bacth_size = 16",
+        23,
+        r"\[loader\] has no key 'bacth_size'; did you mean 'batch_size'",
+    ),
+    "a key of another kind": ("seed = 3", "window = 3", 7, "Shuffle has no key 'window'"),
+    "a kind with a typo": ('"RandomCrop"', '"RandomCorp"', 10, "did you mean 'RandomCrop'"),
+    "a text for a number": ("epochs = 2", 'epochs = "two"', 24, "a whole number or 'endless'"),
+    "a word that is none": ('"carry"', '"cary"', 25, "did you mean 'carry'"),
+    "a key that is missing": ("size = 6\n", "", 9, "RandomCrop needs 'size'"),
+    "a number out of range": ("epochs = 2", "epochs = 0", 24, "epochs must be at least 1, got 0"),
+    "a file that is not there": ('"labels.npy"', '"label.npy"', 3, "No such file.*'label.npy'"),
+    "a batch that does not divide": ("= 16", "= 18", 23, "batch_size 18 does not divide"),
+    "a leaf that is not there": ('leaf = "image"\nmean', 'leaf = "img"\nmean', 15, "'img'"),
+    "a crop larger than the image": ("size = 6", "size = 9", 9, "smaller than the crop"),
+    "devices that are not there": ("data = 4", "data = 400", 27, "400 devices and there are 8"),
+    "no device": ("data = 4", "data = 0", 28, "'data' must be at least 1 device"),
+    "a section without effect": (
+        "[mesh]\ndata = 4\n",
+        '[sharding]\nrules = [["image", ["data"]]]\n',
+        27,
+        r"\[sharding\] has no effect without \[mesh\]",
+    ),
+    "a seed without effect": ("mean = 4.5", "seed = 2\nmean = 4.5", 18, "not random"),
+    "a reference to nothing": (
+        'kind = "Shuffle"',
+        'kind = "no_such_module:order"',
+        6,
+        "cannot find 'no_such_module:order'",
+    ),
+    "an order that is none": (
+        'kind = "Shuffle"\nseed = 3',
+        'kind = "Msgpack"',
+        5,
+        "must be an order",
+    ),
+    "a table where a list is": (
+        "[[operators]]\nkind = \"N",
+        "[[operator]]\nkind = \"N",
+        15,
+        "did you mean 'operators'",
+    ),
+}  # fmt: skip
+
+
+def test_all_mistakes_are_named_at_once(folder: Path):
+    text = GOOD.replace("seed = 3", "sede = 3").replace('"RandomCrop"', '"RandomCorp"')
+    text = text.replace("batch_size", "batchsize").replace("data = 4", "data = 0")
+    found = problems(text + TRAIN.replace("Classify", "Clasify"))
+    assert [line for line, _ in found] == [7, 10, 23, 28, 31]
+
+
+def test_an_unknown_key_is_an_error_at_any_depth(folder: Path):
+    text = GOOD + TRAIN.replace('"Classify"', '"Classify", lable = "label"')
+    assert problems(text) == [(31, "Classify has no key 'lable'; did you mean 'label'?")]
+    text = GOOD + TRAIN.replace("size = 6 }", "sizes = 6 }")
+    assert any(line == 35 and "'sizes'" in message for line, message in problems(text))
+
+
+def test_a_task_that_does_not_fit_the_data_is_named(folder: Path):
+    text = GOOD + TRAIN.replace('"Classify"', '"Classify", input = "picture"')
+    assert problems(text)[0][0] == 31
+    assert "'picture'" in problems(text)[0][1]
+
+
+MORE_BROKEN = {
+    "the second of two alike": (
+        'mean = 4.5\nstd = 2.0\non = "device"\n',
+        "mean = 4.5\nstd = 2.0\n"
+        '[[operators]]\nkind = "Normalize"\nleaf = "img"\nmean = 0\nstd = 1\n',
+        20,
+        "no leaf 'img'",
+    ),
+    "an operator as source": (
+        'kind = "ArraySource"\narrays = { image = "images.npy", label = "labels.npy" }',
+        'kind = "Select"\nleaves = ["x"]',
+        1,
+        "",
+    ),
+    "an order as operator": (
+        'kind = "RandomCrop"\nleaf = "image"\nsize = 6\nseed = 1',
+        'kind = "Sequential"',
+        9,
+        "operator",
+    ),
+    "a rule for no leaf": (
+        "data = 4\n",
+        'data = 4\n[sharding]\nrules = [["picture", ["data"]]]\n',
+        29,
+        "picture",
+    ),
+    "an axis that is not there": (
+        "data = 4\n",
+        'data = 4\n[sharding]\nrules = [[".*", ["model"]]]\n',
+        30,
+        "model",
+    ),
+    "a mesh without axes": ("data = 4\n", "", 27, "names no axis"),
+    "a learning rate that is none": (
+        "data = 4\n",
+        'data = 4\n[train]\nlearning_rate = nan\ntask = { kind = "Classify" }\n',
+        30,
+        "finite",
+    ),
+    "a list that is a text": (
+        'kind = "Normalize"\nleaf = "image"\nmean = 4.5\nstd = 2.0\non = "device"',
+        'kind = "Select"\nleaves = "image"',
+        17,
+        "must be a list",
+    ),
+    "a key outside of its section": (
+        "[source]",
+        "batch_size = 3\n[source]",
+        1,
+        "the key 'batch_size' of .loader.",
+    ),
+    "a module that does not load": (
+        'kind = "Shuffle"\nseed = 3',
+        'kind = "broken_module:order"',
+        6,
+        "SyntaxError",
+    ),
+    "a module that leaves": (
+        'kind = "Shuffle"\nseed = 3',
+        'kind = "leaving_module:order"',
+        6,
+        "SystemExit",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", [*BROKEN, *MORE_BROKEN])
+def test_a_mistake_is_named_with_its_line(mistake: str, folder: Path):
+    (folder / "broken_module.py").write_text("def order(:\n")
+    (folder / "leaving_module.py").write_text("raise SystemExit(3)\n")
+    before, after, line, message = {**BROKEN, **MORE_BROKEN}[mistake]
+    assert GOOD.count(before) == 1
+    found = problems(GOOD.replace(before, after))
+    assert any(at == line and re.search(message, text) for at, text in found), found
+    assert all("\n" not in text for _, text in found)
+
+
+def test_held_out_records_must_fit_the_model(folder: Path):
+    found = problems(GOOD + TRAIN.replace("size = 6", "size = 4"))
+    assert [line for line, _ in found] == [33]
+    assert "does not fit" in found[0][1]
+
+
+def test_sources_build_on_one_another(folder: Path):
+    for number in range(12):
+        (folder / f"{number:02d}.txt").write_text(f"text {number} " * (number + 1))
+    (folder / "some.toml").write_text("""
+[[source]]
+kind = "FilesSource"
+paths = "*.txt"
+[[source]]
+kind = "Mapped"
+operators = [{ kind = "Tokenize" }]
+[[source]]
+kind = "Packed"
+row_length = 64
+long = "split"
+[[operators]]
+kind = "ShiftTargets"
+[loader]
+batch_size = 4
+""")
+    config = read_config("some.toml", ALL_KINDS)
+    assert isinstance(config.source, Packed)
+    batch = config.loader().host_batch_at(0)
+    assert set(batch) == {
+        "tokens", "targets", "loss_mask", "segment_ids", "positions", "valid_mask",
+    }  # fmt: skip
+
+
+def test_sources_can_be_mixed(folder: Path):
+    (folder / "some.toml").write_text("""
+[source]
+kind = "Mixture"
+[source.components.a]
+weight = 3
+source = { kind = "ArraySource", arrays = { label = "labels.npy" } }
+[source.components.b]
+weight = 1
+[[source.components.b.source]]
+kind = "ArraySource"
+arrays = { label = "labels.npy" }
+[[source.components.b.source]]
+kind = "Mapped"
+operators = []
+[loader]
+batch_size = 4
+""")
+    assert isinstance(read_config("some.toml", ALL_KINDS).source, Mixture)
+
+
+def test_your_own_code_is_named_by_its_module(folder: Path):
+    (folder / "my_code.py").write_text("""
+import numpy as np
+def numbers(count: int, step: int = 1):
+    return {"x": np.arange(0, count * step, step)}
+def doubled(rows):
+    return {"x": rows["x"] * 2}
+""")
+    text = """
+[source]
+kind = "my_code:numbers"
+count = 10
+step = 3
+[[operators]]
+kind = "MapBatch"
+fn = { ref = "my_code:doubled" }
+[loader]
+batch_size = 10
+"""
+    (folder / "some.toml").write_text(text)
+    batch = read_config("some.toml", ALL_KINDS).loader().host_batch_at(0)
+    assert batch["x"].tolist() == list(range(0, 60, 6))
+    assert problems(text.replace("step = 3", "stop = 3")) == [
+        (5, "my_code:numbers has no key 'stop'; did you mean 'step'?")
+    ]
+
+
+@pytest.mark.parametrize("name", ["digits", "text", "zarr"])
+def test_the_configurations_we_ship_name_only_keys_that_there_are(name: str, folder: Path):
+    """Their data is not made here, so all that may be wrong is that it is missing."""
+    path = Path(__file__).parent.parent.parent / "configs" / f"{name}.toml"
+    try:
+        config = read_config(path, ALL_KINDS)
+    except ConfigError as error:
+        assert name != "text"
+        for problem in error.problems:
+            assert "build/data" in problem.message
+    else:
+        assert isinstance(config.order, Shuffle | BlockShuffle)

@@ -1,0 +1,285 @@
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.processes import run_processes
+
+SCRIPT = """
+import json
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from loader import DataLoader, DevicePrefetcher, MeshSharder, Shuffle
+
+axes, rules, microbatches, *devices = json.loads(LAYOUT)
+mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
+if devices:  # in this order along the mesh
+    mesh = jax.sharding.Mesh(np.array(jax.devices())[devices[0]], tuple(axes))
+rules = rules and [(regex, P(*spec)) for regex, spec in rules]
+
+class Source:
+    read = []
+    def __len__(self): return 37
+    def fingerprint(self): return {"length": 37}
+    def record_spec(self):
+        x, number = np.dtype(np.float32), np.dtype(np.int32)
+        return {"x": jax.ShapeDtypeStruct((8,), x), "id": jax.ShapeDtypeStruct((), number)}
+    def __getitem__(self, index):
+        self.read.append(index)
+        return {"x": np.arange(8, dtype=np.float32) + 10 * index, "id": np.int32(index)}
+
+loader = DataLoader(Source(), batch_size=16, order=Shuffle(5), epochs=2, microbatches=microbatches,
+    sharder=MeshSharder(mesh, rules))
+shards = []
+for batch in loader:
+    shards.append({
+        name: [[str(s.index), np.asarray(s.data).tolist()] for s in leaf.addressable_shards]
+        for name, leaf in batch.items()
+    })
+rows = loader._placement().rows
+rows = None if rows is None else rows.tolist()
+total = jax.jit(lambda b: b["id"].sum())(loader.batch_at(1))  # a collective over what was placed
+report({"shards": shards, "read": Source.read, "rows": rows,
+    "state": loader.get_state(), "total": int(total)})
+jax.distributed.shutdown()
+"""
+
+LAYOUTS = {
+    "data parallel": [{"data": 8}, None, None],
+    "every other shard": [{"data": 8}, None, None, [0, 4, 1, 5, 2, 6, 3, 7]],
+    "data by model": [{"data": 4, "model": 2}, [["x", ["data", "model"]], ["id", ["data"]]], None],
+    "model over processes": [
+        {"model": 2, "data": 4},
+        [["x", ["data", "model"]], ["id", ["data"]]],
+        None,
+    ],
+    "replicated": [{"data": 8}, [[".*", []]], None],
+    "microbatches": [{"data": 4, "model": 2}, None, 2],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_processes_read_and_hold_their_rows_of_the_same_batches(name: str, tmp_path: Path):
+    parts = LAYOUTS[name][2]
+    script = f"LAYOUT = {json.dumps(json.dumps(LAYOUTS[name]))}\n" + SCRIPT
+    results = run_processes(script, 2, 4, tmp_path)
+    whole = expected_batches(parts)
+    for process, result in enumerate(results):
+        assert len(result["shards"]) == len(whole)
+        for step, leaves in enumerate(result["shards"]):
+            for leaf, shards in leaves.items():
+                assert len(shards) == 4
+                for index, data in shards:
+                    np.testing.assert_array_equal(whole[step][leaf][eval(index)], data)
+        assert result["state"] == results[0]["state"]
+        assert result["total"] == whole[1]["id"].sum()
+        rows = range(16) if result["rows"] is None else result["rows"]
+        if name in ("model over processes", "replicated"):
+            assert list(rows) == list(range(16))
+        elif name == "every other shard":
+            assert list(rows) == [row for row in range(16) if row // 2 % 2 == process]
+        else:
+            column = [row % 8 // 4 if parts else row // 8 for row in rows]
+            assert len(rows) == 8
+            assert set(column) == {process}
+        records = [int(batch["id"].reshape(-1)[row]) for batch in whole for row in rows
+                   if batch["valid_mask"].reshape(-1)[row]]  # fmt: skip
+        assert result["read"][: len(records)] == records
+
+
+def expected_batches(parts: int | None) -> list[dict[str, np.ndarray]]:
+    from loader import DataLoader, Shuffle
+
+    ids = np.arange(37, dtype=np.int32)
+    data = {"x": (np.arange(8) + 10 * ids[:, None]).astype(np.float32), "id": ids}
+    loader = DataLoader(data, batch_size=16, order=Shuffle(5), epochs=2, microbatches=parts)
+    return list(loader.host_batches())
+
+
+STREAM = """
+import numpy as np
+from loader import DevicePrefetcher, MeshSharder
+mesh = jax.make_mesh((4, 2), ("data", "model"))
+own = [{"x": np.arange(4, dtype=np.float32) + 4 * process + 100 * n} for n in range(3)]
+for number, batch in enumerate(DevicePrefetcher(iter(own), MeshSharder(mesh))):
+    assert batch["x"].shape == (8,)
+    for shard in batch["x"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, (np.arange(8) + 100 * number)[shard.index])
+report(number)
+jax.distributed.shutdown()
+"""
+
+
+def test_a_stream_on_each_process_becomes_one_batch(tmp_path: Path):
+    assert run_processes(STREAM, 2, 4, tmp_path) == [2, 2]
+
+
+NO_MESH = """
+import numpy as np
+from loader import DataLoader
+try:
+    next(DataLoader({"x": np.arange(8)}, batch_size=4))
+except ValueError as error:
+    report(str(error))
+jax.distributed.shutdown()
+"""
+
+
+def test_several_processes_need_a_mesh(tmp_path: Path):
+    messages = run_processes(NO_MESH, 2, 1, tmp_path)
+    assert all("pass DataLoader(..., mesh=mesh)" in message for message in messages)
+
+
+AGREE = """
+import numpy as np
+import loader.state.agreement
+from loader import DataLoader, Shuffle
+loader.state.agreement.AGREE_TIMEOUT_S = 5
+mesh = jax.make_mesh((2,), ("data",))
+seed, size, count, made = CASES[process]
+try:
+    if made:
+        next(DataLoader({"x": np.arange(count)}, batch_size=size, order=Shuffle(seed), mesh=mesh))
+    report("agreed" if made else "no loader")
+except (ValueError, TimeoutError) as error:
+    report(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ((0, 4, 20, True), "agreed"),
+        ((1, 4, 20, True), "process 1 has order.seed"),
+        ((0, 2, 20, True), "process 1 has batch_size 2 where process 0 has 4"),
+        ((0, 4, 22, True), "process 1 has data.length"),
+        ((0, 4, 20, False), "process 1 of 2 has not said within 5 s"),
+    ],
+)
+def test_processes_that_would_load_other_things_are_named(other: Any, message: str, tmp_path: Path):
+    script = f"CASES = {[(0, 4, 20, True), other]}\n" + AGREE
+    reports = run_processes(script, 2, 1, tmp_path)
+    assert message in reports[0]
+    if other[3] and message != "agreed":
+        assert "process 0 has" in reports[1]
+
+
+REPLICAS = """
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from loader import DataLoader, MeshSharder
+mesh = jax.make_mesh((2,), ("data",))
+def skewed(rows): return {**rows, "y": rows["x"] + (process if SKEWED else 0)}
+loader = DataLoader({"x": np.arange(20)}, batch_size=4, operators=[skewed],
+    sharder=MeshSharder(mesh, [("x", P("data")), ("y", P()), ("valid_mask", P("data"))]))
+next(loader)
+try:
+    loader.verify_replicas()
+    report("equal")
+except ValueError as error:
+    report(str(error))
+"""
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_replicas_that_differ_are_named(skewed: bool, tmp_path: Path):
+    reports = run_processes(f"SKEWED = {skewed}\n" + REPLICAS, 2, 1, tmp_path)
+    for text in reports:
+        assert ("processes 0 and 1 hold leaf 'y' at" in text) if skewed else text == "equal"
+
+
+TRAIN = """
+import sys
+import jax, numpy as np
+from loader import DataLoader
+from loader.state.agreement import join_job
+join_job()
+loader = DataLoader({"x": np.arange(40)}, batch_size=8, mesh=jax.make_mesh((8,), ("data",)))
+total = sum(int(jax.jit(lambda b: b["x"].sum())(batch)) for batch in loader)
+print("total", total, "of process", jax.process_index(), flush=True)
+if sys.argv[1:] == ["fail"] and jax.process_index() == 1:
+    import os; os._exit(3)
+if sys.argv[1:]:
+    import time; time.sleep(600)
+jax.distributed.shutdown()
+"""
+
+
+def launch(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    launcher = Path(__file__).parent.parent.parent / "scripts" / "launch_local.py"
+    return subprocess.Popen(
+        [sys.executable, launcher, "-n", "2", "--devices", "4", "--logs", folder / "logs",
+         "--", sys.executable, script, *arguments],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The ids of all processes that run the script of this folder, but for the launcher."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:  # it has ended
+            continue
+        if str(folder / "train.py") in words[1:2]:
+            found.append(path.parent.name)
+    return found
+
+
+def listening_addresses(process: str) -> set[str]:
+    """The addresses at which a process listens for TCP connections."""
+    sockets = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(link))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                raw = bytes.fromhex(words[1].split(":")[0])
+                parts = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                address = ipaddress.ip_address(b"".join(parts))
+                found.add(str(getattr(address, "ipv4_mapped", None) or address))
+    return found
+
+
+def test_the_launcher_runs_one_script_in_several_processes(tmp_path: Path):
+    child = launch(tmp_path)
+    assert child.wait(120) == 0
+    logs = [(tmp_path / "logs" / f"process-{n}.log").read_text() for n in range(2)]
+    assert all(f"total 780 of process {n}" in log for n, log in enumerate(logs))
+
+
+def test_when_one_process_fails_the_launcher_leaves_no_orphans(tmp_path: Path):
+    child = launch(tmp_path, "fail")
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 3
+    assert "process 1 ended with 3" in output
+    assert not processes_of(tmp_path)
+
+
+def test_when_the_launcher_is_ended_its_processes_are(tmp_path: Path):
+    child = launch(tmp_path, "wait")
+    log = tmp_path / "logs" / "process-0.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "total 780" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    addresses = set().union(*map(listening_addresses, processes_of(tmp_path)))
+    assert addresses == {"127.0.0.1"}
+    child.terminate()
+    assert child.wait(60) == 128 + signal.SIGTERM
+    assert not processes_of(tmp_path)
