@@ -27,7 +27,7 @@ from loader.order.plan import Plan, Remainder
 from loader.records.digest import content_key
 from loader.records.jax_settings import thread_settings, x64_enabled
 from loader.records.spec import Spec, named_leaves
-from loader.runtime.host_pipeline import HostWork
+from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.placed_stream import (
     PlacedStream,
     finish_batch,
@@ -104,16 +104,18 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         self._agreed = False
         self._arrange(source, order, plan, microbatches)
         if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
-            self._work.check_operators()
+            self.pipeline.check_operators()
             if self.sharder is not None:
                 self._placement()
 
     def _arrange(self, source: Any, order: Order, plan: Plan, microbatches: int | None) -> None:
         """Put the stages together, with the keys of their draws."""
-        stages = [operator.stage(place, self.rngs) for place, operator in enumerate(self.operators)]
+        stages = [operator.bound(place, self.rngs) for place, operator in enumerate(self.operators)]
         on_host = sum(operator.on == "host" for operator in self.operators)
         self._device_stages = tuple(stages[on_host:])  # they come last
-        self._work = HostWork(source, order, plan, stages[:on_host], self.batcher, microbatches)
+        self.pipeline = HostPipeline(
+            source, order, plan, stages[:on_host], self.batcher, microbatches
+        )
         keyed = [(o, stage.key) for o, stage in zip(self.operators, stages, strict=True)]
         self._fingerprint = Fingerprint(source, order, keyed, self.batcher)
         # With jax_enable_x64, and without.
@@ -177,9 +179,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             raise
         assert item is not None, f"no batch of step {self._cursor.step}"
         step, batch, *counts = item
-        applied, masked = counts or rows_applied_and_masked(batch, self._work)
+        applied, masked = counts or rows_applied_and_masked(batch, self.pipeline)
         self._delivered(step, applied, masked)
-        self._work.recorder.delivered(asked, applied, masked, self._batch_bytes, ready)
+        self.pipeline.recorder.delivered(asked, applied, masked, self._batch_bytes, ready)
         return batch
 
     def _next_item(self, kind: type[HostStream] | type[PlacedStream]) -> tuple[Any, ...] | None:
@@ -205,7 +207,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             self._agree()
             batches = self._host_batches(aligned=jax.default_backend() == "cpu")
             stream = self._stream(batches)
-            running = PlacedStream(stream, placement, self._work, self.prefetch)
+            running = PlacedStream(stream, placement, self.pipeline, self.prefetch)
         self._cursor.running = running
         return running
 
@@ -222,7 +224,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
                 **self._fingerprint.digests,
                 "batch_size": plan.batch_size,
                 "remainder": plan.remainder,
-                "microbatches": self._work.microbatches,
+                "microbatches": self.pipeline.microbatches,
                 "the last step": plan.end,
                 "the next step": self._cursor.step,
             }
@@ -269,25 +271,25 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
 
     def stats(self) -> Stats:
         """What has happened so far; the difference of two of them is what happened in between."""
-        return self._work.recorder.stats()
+        return self.pipeline.recorder.stats()
 
     @functools.cached_property
     def _batch_bytes(self) -> int:
         """The size of a host batch of this process."""
         rows = None if self.sharder is None else self._placement().rows
-        return self._work.num_bytes(self.plan.batch_size if rows is None else len(rows))
+        return self.pipeline.num_bytes(self.plan.batch_size if rows is None else len(rows))
 
     # Batches by number
 
     @property
     def plan(self) -> Plan:
         """The arithmetic from steps to positions."""
-        return self._work.plan
+        return self.pipeline.plan
 
     @property
     def microbatches(self) -> int | None:
         """Into how many parts a batch comes, if it does."""
-        return self._work.microbatches
+        return self.pipeline.microbatches
 
     @property
     def steps_per_epoch(self) -> int:
@@ -311,13 +313,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """The batch of any step, wherever the loader is; it does not move."""
         step = self._checked_step(step, after_the_end=0)
         placement = self._placement()
-        host_batch = self._work.batch_rows(step, placement.rows)
-        placed = place_batch(host_batch, step, placement, self._work)
-        return finish_batch(placed, placement, self._work.recorder)
+        host_batch = self.pipeline.batch(step, placement.rows)
+        placed = place_batch(host_batch, step, placement, self.pipeline)
+        return finish_batch(placed, placement, self.pipeline.recorder)
 
     def host_batch_at(self, step: int) -> Any:
         """The numpy batch of any step, all of its rows, before any device operator."""
-        return self._work.batch_rows(self._checked_step(step, after_the_end=0))
+        return self.pipeline.batch(self._checked_step(step, after_the_end=0))
 
     def host_epoch(self) -> Iterator[Any]:
         """Numpy batches of the first epoch, each record once and no padding; it does not move.
@@ -325,10 +327,10 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         All rows on every process, whatever remainder, epochs and steps say of training.
         """
         plan = Plan(self.plan.num_records, self.plan.batch_size)
-        work = self._work.replaced(plan=plan, recorder=Recorder())
+        work = self.pipeline.replaced(plan=plan, recorder=Recorder())
         for step in range(plan.steps_per_epoch):
             start, stop = plan.span(step)
-            yield work.batch_rows(step, np.arange(stop - start))
+            yield work.batch(step, np.arange(stop - start))
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
@@ -336,7 +338,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
 
     def _host_batches(self, *, aligned: bool = False) -> HostBatches:
         rows = None if self.sharder is None else self._placement().rows
-        return HostBatches(self._work, rows, aligned)
+        return HostBatches(self.pipeline, rows, aligned)
 
     def explain(self) -> str:
         """Print, and return, a table of where each leaf goes and what of it is read here."""
@@ -347,14 +349,14 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
     def _placement(self) -> Placement | OperatedPlacement:
         x64 = x64_enabled()
         if x64 not in self._placements:
-            batch_size, microbatches = self.plan.batch_size, self._work.microbatches
+            batch_size, microbatches = self.plan.batch_size, self.pipeline.microbatches
 
             def place(spec: Spec) -> Placement:
                 if self.sharder is None:
                     return placement_on_default_device(spec, batch_size, microbatches)
                 return self.sharder.placement(spec, batch_size, microbatches)
 
-            spec, stages = self._work.batch_spec(), self._device_stages
+            spec, stages = self.pipeline.batch_spec(), self._device_stages
             self._placements[x64] = (
                 OperatedPlacement(stages, spec, batch_size, microbatches, place)
                 if stages
@@ -376,7 +378,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         self.close()
         self._agreed = False
         if plan != self.plan:
-            self._work = self._work.replaced(plan=plan)
+            self.pipeline = self.pipeline.replaced(plan=plan)
         self._cursor = _Cursor(step=step)
         super().reset()
         if step > 0:
@@ -438,7 +440,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
     def close(self) -> None:
         """Stop threads. The loader stays where it is; iterating again starts them again."""
         running, self._cursor.running = self._cursor.running, None
-        self._work.recorder.paused()
+        self.pipeline.recorder.paused()
         if running is not None and (still := running.close()):
             warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
 
@@ -452,7 +454,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """An independent loader over the same source, at the same place."""
         new = super().clone()
         new._cursor = _Cursor(step=self._cursor.step, ended=self._cursor.ended)
-        new._work = self._work.replaced(batcher=new.batcher, recorder=Recorder())
+        new.pipeline = self.pipeline.replaced(batcher=new.batcher, recorder=Recorder())
         return new
 
     def copy(
@@ -465,7 +467,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """A loader like this one, at the same place; with other rngs, operators draw by those."""
         new = super().copy(config=config, rngs=rngs, name=name)
         if rngs is not None:
-            work = self._work
+            work = self.pipeline
             new._arrange(work.source, work.order, work.plan, work.microbatches)
         return new
 

@@ -19,8 +19,8 @@ from operators.images.flip import RandomFlip as RandomFlip
 from operators.images.mixup import MixUp as MixUp
 from operators.images.resize import Resize as Resize
 from operators.normalize import Normalize as Normalize
-from operators.text.lengths import Crop as Crop
-from operators.text.lengths import Pad as Pad
+from operators.text.lengths import CropTokens as CropTokens
+from operators.text.lengths import PadTokens as PadTokens
 from operators.text.targets import ShiftTargets as ShiftTargets
 from operators.text.tokenize import Tokenize as Tokenize
 from operators.text.tokenizers import ByteTokenizer as ByteTokenizer

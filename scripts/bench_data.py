@@ -56,8 +56,8 @@ def table(count: int) -> Columns:
 class Virtual:
     """As many records as wanted, which are nothing but their number: reading costs nothing."""
 
-    fresh_rows = True
-    by_anyone = True
+    owned_rows = True
+    thread_safe = True
 
     def __init__(self, count: int) -> None:
         self._count = count

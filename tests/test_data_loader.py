@@ -354,7 +354,7 @@ def test_bad_settings_are_refused(settings: Any, error: type[Exception], message
 def test_an_operator_must_keep_its_rows(operator: Any, message: str):
     loader = DataLoader(unlike_records(10), batch_size=4, operators=[operator])
     with pytest.raises(ValueError, match=message):
-        loader._work.batch_rows(0)
+        loader.pipeline.batch(0)
 
 
 def test_operators_see_only_rows_that_are_there():
@@ -383,9 +383,9 @@ def test_an_operator_that_needs_real_rows_still_has_a_spec():
 
 def test_rows_of_a_batch_can_be_asked_for():
     loader = DataLoader(unlike_records(10), batch_size=4, order=Shuffle(0))
-    whole = loader._work.batch_rows(2)
+    whole = loader.pipeline.batch(2)
     for rows in ([0, 1], [1, 2, 3], [2, 3]):
-        part = loader._work.batch_rows(2, np.array(rows))
+        part = loader.pipeline.batch(2, np.array(rows))
         assert_same_batch(part, jax.tree.map(lambda x, r=rows: x[r], whole), f"rows {rows}")
 
 

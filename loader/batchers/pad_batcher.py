@@ -13,7 +13,7 @@ from loader.records.spec import with_mask
 class PadBatcher(BatcherModule):
     """Fills missing rows with zeros, adds `valid_mask`; records that are no dict become `data`."""
 
-    by_anyone: ClassVar[bool] = True
+    thread_safe: ClassVar[bool] = True
 
     def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
         if len(jax.tree.leaves(rows)[0]) < len(valid):

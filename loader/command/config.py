@@ -262,7 +262,7 @@ def _fit(reader: Reader, where: Any, source: Any, operators: list[Any]) -> bool:
     with contextlib.suppress(SpecUnknown):
         for place, operator in enumerate(operators):
             try:
-                stage = operator.stage(place)
+                stage = operator.bound(place)
                 spec = spec_after(stage.transform, stage.name, spec)
             except SpecUnknown:
                 raise

@@ -96,7 +96,7 @@ def is_text(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "OUS"
 
 
-class UnlikeError(ValueError):
+class SpecMismatch(ValueError):
     """A batch is not what its spec says."""
 
 
@@ -121,20 +121,20 @@ def is_like(batch: Any, spec: Spec) -> bool:
 
 
 def refuse_unlike(batch: Any, spec: Spec, what: str) -> None:
-    """Raise `UnlikeError`, naming the leaf, if the batch is not what the spec says."""
+    """Raise `SpecMismatch`, naming the leaf, if the batch is not what the spec says."""
     if is_like(batch, spec):
         return
     got = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec_of(batch))}
     want = {name: f"{s.dtype}{list(s.shape)}" for name, s in named_leaves(spec)}
     for name in [*want, *got]:
         if got.get(name) != want.get(name):
-            raise UnlikeError(
+            raise SpecMismatch(
                 f"{what}: leaf {name!r} is {got.get(name, 'missing')} where the spec says "
                 f"{want.get(name, 'no such leaf')}: every batch must have the same shapes and "
                 "dtypes, also the last: a collate fills up to len(valid) rows, as PadBatcher's "
                 "does, and a batcher of another layout overrides batch_spec"
             )
-    raise UnlikeError(
+    raise SpecMismatch(
         f"{what}: the tree is {jax.tree.structure(batch)} where the spec says "
         f"{jax.tree.structure(spec)}"
     )

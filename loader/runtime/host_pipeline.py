@@ -1,6 +1,6 @@
 """The host half of the flow: from a step to the numpy batch of some of its rows, without state.
 
-`batch_rows(step, rows)` can be asked from any thread, process or machine, in any order, and always
+`batch(step, rows)` can be asked from any thread, process or machine, in any order, and always
 gives the same answer.
 """
 
@@ -21,7 +21,7 @@ from loader.records.errors import RowError
 from loader.records.integers import Int64s
 from loader.records.spec import (
     Spec,
-    UnlikeError,
+    SpecMismatch,
     is_text,
     leaf_name,
     named_leaves,
@@ -33,7 +33,7 @@ from loader.records.spec import (
 from loader.records.stacking import is_ragged, unstack, zero_rows
 from loader.runtime.stats import Recorder, traced
 from loader.sources.reading import first_rows, locate, read_rows, record_spec
-from loader.transforms.bound_transform import Stage, apply_stages
+from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.transform import SpecUnknown, spec_after
 
 # Order is computed for so many positions at once and kept for the batches that follow.
@@ -41,7 +41,7 @@ _ORDER_BLOCK = 65536
 _ORDER_BLOCKS_KEPT = 3
 
 
-class HostWork:
+class HostPipeline:
     """All that decides the batches: source, order, plan, stages of host operators, batcher."""
 
     def __init__(
@@ -49,7 +49,7 @@ class HostWork:
         source: Any,
         order: Order,
         plan: Plan,
-        stages: Sequence[Stage],
+        transforms: Sequence[BoundTransform],
         batcher: BatcherModule,
         microbatches: int | None,
         recorder: Recorder | None = None,
@@ -57,7 +57,7 @@ class HostWork:
         self.source = source
         self.order = order
         self.plan = plan
-        self.stages = tuple(stages)
+        self.transforms = tuple(transforms)
         self.batcher = batcher
         self.microbatches = microbatches
         self.recorder = recorder or Recorder()
@@ -65,16 +65,16 @@ class HostWork:
         self._epochs_in_block = -(-plan.batch_size // plan.num_records)
         self._records_of_block = functools.lru_cache(_ORDER_BLOCKS_KEPT)(self._compute_block)
         self._latest_block: tuple[int, Int64s] = (0, np.zeros(0, np.int64))
-        self._by_epoch = getattr(source, "by_epoch", False)
+        self._by_epoch = getattr(source, "varies_by_epoch", False)
         self._all_rows = np.arange(plan.batch_size)
         self._specs: dict[int, Any] = {}  # by the number of rows
         # The batcher's most derived word counts: one that redefines process alone is given records.
         self._by_process = _depth(batcher, "process") < _depth(batcher, "collate")
         # Whether it makes no difference which thread makes a batch, and what it is told of JAX.
-        self.by_anyone = not stages and _by_anyone(source) and _by_anyone(batcher)
+        self.thread_safe = not transforms and _by_anyone(source) and _by_anyone(batcher)
         # Whether another thread may read the rows of several batches at once.
         can_gather = hasattr(source, "gather") and hasattr(source, "record_spec")
-        self.read_by_anyone = can_gather and _by_anyone(source)
+        self.reads_thread_safe = can_gather and _by_anyone(source)
 
     def replaced(
         self,
@@ -82,13 +82,13 @@ class HostWork:
         plan: Plan | None = None,
         batcher: BatcherModule | None = None,
         recorder: Recorder | None = None,
-    ) -> "HostWork":
+    ) -> "HostPipeline":
         """The same work, counted by another plan, collated by another batcher, noted elsewhere."""
-        return HostWork(
+        return HostPipeline(
             self.source,
             self.order,
             plan or self.plan,
-            self.stages,
+            self.transforms,
             batcher or self.batcher,
             self.microbatches,
             recorder or self.recorder,
@@ -96,13 +96,13 @@ class HostWork:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: all but what is remembered."""
-        names = ("source", "order", "plan", "stages", "batcher", "microbatches")
+        names = ("source", "order", "plan", "transforms", "batcher", "microbatches")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
 
-    def batch_rows(
+    def batch(
         self,
         step: int,
         rows: Int64s | None = None,
@@ -121,7 +121,7 @@ class HostWork:
         was_read = was_operated = time.perf_counter_ns()
         try:
             made = read
-            if self.stages and read is not None:
+            if self.transforms and read is not None:
                 with traced("operators"):
                     made = self._operated(read, start + wanted[valid], valid)
                 was_operated = time.perf_counter_ns()
@@ -135,7 +135,7 @@ class HostWork:
             raise ValueError(f"record {record}: {error}") from error.__cause__
         except Exception as error:
             other = self._other_record(read, indices)
-            if isinstance(error, UnlikeError) and other is not None:  # that is what is wrong
+            if isinstance(error, SpecMismatch) and other is not None:  # that is what is wrong
                 raise ValueError(other) from error
             if other is not None:  # an operator's own error is not replaced
                 error.add_note(f"({other})")
@@ -169,7 +169,7 @@ class HostWork:
         if not indices.size:
             return None, indices
         try:
-            rows, there = read_rows(self.source, indices, ragged=bool(self.stages))
+            rows, there = read_rows(self.source, indices, ragged=bool(self.transforms))
         except Exception as error:
             error.add_note(f"(while reading records {indices.tolist()} for batch {step})")
             raise
@@ -181,7 +181,7 @@ class HostWork:
 
     def _operated(self, rows: Any, positions: Int64s, valid: np.ndarray) -> Any:
         """The rows after the host operators; None if a filter has left none. Unsets `valid`."""
-        rows, kept = apply_stages(self.stages, rows, positions)
+        rows, kept = apply_transforms(self.transforms, rows, positions)
         if kept is not None:
             left = np.zeros(len(positions), bool)
             left[kept] = True
@@ -282,7 +282,7 @@ class HostWork:
 
     def _declared_spec(self, *, try_zeros: bool) -> Spec:
         spec = record_spec(self.source)
-        for stage in self.stages:
+        for stage in self.transforms:
             spec = spec_after(stage.transform, stage.name, spec, try_zeros=try_zeros)
         refuse_mask_key(spec)
         return spec
@@ -291,7 +291,7 @@ class HostWork:
         """The first record that is there, and that filters let pass, after the operators."""
         for index, row in first_rows(self.source):
             try:
-                rows, kept = apply_stages(self.stages, row, np.zeros(1, int))
+                rows, kept = apply_transforms(self.transforms, row, np.zeros(1, int))
             except RowError as error:
                 record = locate(self.source, index)
                 raise ValueError(f"record {record}, read to see its shape: {error}") from error
@@ -368,7 +368,7 @@ def _depth(batcher: BatcherModule, method: str) -> int:
 
 def _by_anyone(stage: Any) -> bool:
     """Whether its class says so. What it inherits does not count: it may have added anything."""
-    return vars(type(stage)).get("by_anyone", False)
+    return vars(type(stage)).get("thread_safe", False)
 
 
 def _leaf_bytes(spec: Any) -> list[int]:
@@ -399,9 +399,9 @@ def _settled(rows: Any, spec: Spec) -> Any:
         shapes = list(dict.fromkeys(array.shape for array in leaf))
         if len(shapes) == 1:
             return np.stack(leaf.tolist())
-        raise UnlikeError(
-            f"the rows of leaf {name!r} differ in shape ({', '.join(map(str, shapes[:3]))}): pad "
-            f"or crop them to one length, for example with Pad({name!r}, 128) of operators, or "
+        raise SpecMismatch(
+            f"the rows of leaf {name!r} differ in shape ({', '.join(map(str, shapes[:3]))}): "
+            f"pad or crop them to one length, as PadTokens({name!r}, 128) of operators, or "
             "pack them with Packed"
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from loader.records.jax_settings import thread_settings
 from loader.records.spec import VALID_MASK
-from loader.runtime.host_pipeline import HostWork
+from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.prefetch import Ahead
 from loader.runtime.stats import Recorder, traced
 from loader.runtime.workers.threads import HostStream
@@ -23,7 +23,7 @@ class PlacedStream:
         self,
         stream: HostStream,
         placement: Placement | OperatedPlacement,
-        work: HostWork,
+        work: HostPipeline,
         prefetch: int,
     ) -> None:
         self.placement = placement
@@ -38,7 +38,7 @@ class PlacedStream:
                 stream.close,
                 prefetch,
                 "gristmill-prefetch",
-                by_anyone=stream.by_anyone,
+                thread_safe=stream.thread_safe,
             )
 
     def __next__(self) -> tuple[int, Any, int, int]:
@@ -63,7 +63,7 @@ class _PlaceNext:
 
     stream: HostStream
     placement: Placement | OperatedPlacement
-    work: HostWork
+    work: HostPipeline
 
     def __call__(self) -> tuple[int, Any, int, int]:
         step, host_batch = next(self.stream)
@@ -72,7 +72,7 @@ class _PlaceNext:
 
 
 def place_batch(
-    host_batch: Any, step: int, placement: Placement | OperatedPlacement, work: HostWork
+    host_batch: Any, step: int, placement: Placement | OperatedPlacement, work: HostPipeline
 ) -> Any:
     """What of this batch goes onto the devices, there."""
 
@@ -100,7 +100,7 @@ def finish_batch(placed: Any, placement: Placement | OperatedPlacement, recorder
     return batch
 
 
-def rows_applied_and_masked(batch: Any, work: HostWork) -> tuple[int, int]:
+def rows_applied_and_masked(batch: Any, work: HostPipeline) -> tuple[int, int]:
     mask = batch.get(VALID_MASK) if isinstance(batch, dict) else None
     if mask is None:
         return work.plan.batch_size, 0

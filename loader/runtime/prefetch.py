@@ -80,7 +80,7 @@ class Ahead(Generic[T]):
     """`make()` called again and again in a thread, up to `depth` results ahead.
 
     `make` raises StopIteration at the end; `finish` is called in the thread when it is done. If it
-    does not matter who calls `make` (`by_anyone`), who takes the results may do so, as `pace` says;
+    does not matter who calls `make` (`thread_safe`), the consumer may do so, as `pace` says;
     its `thread_settings()` must then be those under which this was made.
     """
 
@@ -91,11 +91,11 @@ class Ahead(Generic[T]):
         depth: int,
         name: str,
         *,
-        by_anyone: bool = False,
+        thread_safe: bool = False,
     ) -> None:
         self._make = functools.partial(_made, make, itertools.count())
         self._line = _Line(depth)
-        self._pace = Pace(depth) if by_anyone else None
+        self._pace = Pace(depth) if thread_safe else None
         self._depth = depth
         self._kept = 0  # slots that the consumer holds
         self._taken = 0

@@ -27,7 +27,7 @@ import numpy as np
 
 from loader.records.integers import Int64s
 from loader.records.memory import align_rows, stays_aligned
-from loader.runtime.host_pipeline import HostWork
+from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.prefetch import CLOSE_TIMEOUT_S
 from loader.sources.reading import read_rows
 
@@ -47,7 +47,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, work: HostWork, rows: Int64s | None, aligned: bool, end: int, size: int
+        self, work: HostPipeline, rows: Int64s | None, aligned: bool, end: int, size: int
     ) -> None:
         self._work = work
         self._rows = rows
@@ -166,9 +166,11 @@ class _Group:
         }
 
 
-def read_ahead(work: HostWork, rows: Int64s | None, aligned: bool, end: int) -> ReadAhead | None:
+def read_ahead(
+    work: HostPipeline, rows: Int64s | None, aligned: bool, end: int
+) -> ReadAhead | None:
     """What reads the rows of a run ahead; None where it may not, or would not gain anything."""
-    if not work.read_by_anyone or _thread() is None:
+    if not work.reads_thread_safe or _thread() is None:
         return None
     count = work.plan.batch_size if rows is None else len(rows)
     size = _batches_in_a_group(count, work.read_bytes(count), aligned)

@@ -25,7 +25,7 @@ from loader.records.spec import (
     without_rows,
 )
 from loader.sharding.placement import Placement
-from loader.transforms.bound_transform import Stage
+from loader.transforms.bound_transform import BoundTransform
 from loader.transforms.transform import SpecUnknown, call, checked_rows, draws_of, spec_after
 
 _INPUT, _DRAWS = "batch", "draws"
@@ -39,7 +39,7 @@ class OperatedPlacement:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        stages: Sequence[BoundTransform],
         spec: Spec,
         batch_size: int,
         microbatches: int | None,

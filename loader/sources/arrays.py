@@ -15,8 +15,8 @@ from loader.sources.reading import sampled_fingerprint
 class ArraySource:
     """A tree of arrays with a common leading axis: record i is row i of every leaf."""
 
-    fresh_rows = True
-    by_anyone = True
+    owned_rows = True
+    thread_safe = True
 
     def __init__(self, arrays: Any) -> None:
         leaves = named_leaves(arrays)

@@ -22,7 +22,7 @@ class FilesSource:
     Files are opened when their record is read.
     """
 
-    fresh_rows = True
+    owned_rows = True
 
     def __init__(self, paths: Paths, *, leaf: str = "text", text: bool = True) -> None:
         self.paths = expand(paths, "text" if text else "data")

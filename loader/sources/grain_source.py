@@ -17,7 +17,7 @@ class GrainSource:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.by_epoch = isinstance(dataset, grain.MapDataset)
+        self.varies_by_epoch = isinstance(dataset, grain.MapDataset)
         if isinstance(dataset, grain.IterDataset):
             raise ValueError(
                 "a grain.IterDataset can only be read from its start and has no record numbers: "
@@ -28,7 +28,7 @@ class GrainSource:
                 "a source needs __len__ and __getitem__ (a grain.MapDataset, a random-access "
                 f"source, a dict of arrays), got {type(dataset).__name__}"
             )
-        if self.by_epoch:
+        if self.varies_by_epoch:
             _refuse_batched(dataset)
             if len(dataset) == sys.maxsize:
                 raise ValueError(
@@ -44,7 +44,7 @@ class GrainSource:
         return self._dataset[index]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        if not self.by_epoch and hasattr(self._dataset, "__getitems__"):
+        if not self.varies_by_epoch and hasattr(self._dataset, "__getitems__"):
             return self._dataset.__getitems__(indices)
         return [self._dataset[index] for index in indices]
 

@@ -12,7 +12,7 @@ from loader.records.integers import Int64s
 from loader.records.spec import Spec, spec_of, without_rows
 from loader.sources.as_source import as_source
 from loader.sources.reading import fingerprint, locate, read_rows, record_spec
-from loader.transforms.bound_transform import apply_stages
+from loader.transforms.bound_transform import apply_transforms
 from loader.transforms.operator_module import as_operators
 from loader.transforms.transform import SpecUnknown, filters, spec_after
 
@@ -33,12 +33,12 @@ class Mapped:
                     f"{operator.label} is random, a filter, or runs on the device: give it to the "
                     "loader; a source must give the same records every time"
                 )
-        if getattr(self._source, "by_epoch", False):
+        if getattr(self._source, "varies_by_epoch", False):
             raise ValueError(
                 "a source whose records may change from epoch to epoch cannot be mapped: map the "
                 "components of a Mixture, or the source that a grain.MapDataset is made from"
             )
-        self._stages = [operator.stage() for operator in self._operators]
+        self._stages = [operator.bound() for operator in self._operators]
         self._digest = digest([operator.fingerprint() for operator in self._operators])
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Mapped:
             missing = locate(self._source, int(indices[~there][0]))
             raise ValueError(f"record {missing} is filtered out: a source must give every record")
         try:
-            rows, _ = apply_stages(self._stages, rows, indices)
+            rows, _ = apply_transforms(self._stages, rows, indices)
         except RowError as error:
             record = locate(self._source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__

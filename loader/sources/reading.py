@@ -4,14 +4,14 @@ A source is anything with `__len__` and `__getitem__(int)`: Grain's protocol. Fo
 `__getitems__(list of int)`, which gives a list of records, or best `gather(indices)`, which gives
 the rows already stacked. They must be in arrays that nobody writes again, because JAX may keep
 them: views are copied; a buffer that is filled anew for each call cannot be told apart, and
-corrupts. `fresh_rows = True` says that all rows asked for are given, in memory made for the call,
-and saves the looking. `by_anyone = True`, said by the class itself, says that it makes no
+corrupts. `owned_rows = True` says that all rows asked for are given, in memory made for the call,
+and saves the looking. `thread_safe = True`, said by the class itself, says that it makes no
 difference which thread reads, whether others read at the same time, under which settings of JAX
 and numpy, or whether a read is broken off: a short loop may then read by itself instead of waiting
 for the prefetch thread, and have some of its rows read by another.
 
 It may know `record_spec()` without reading, and `fingerprint()`, a dict of a few values that tell
-its data from other data. `by_epoch = True` says that a record changes from epoch to epoch; it is
+its data from other data. `varies_by_epoch = True` says that a record changes with the epoch; it is
 then asked for as `epoch * len + record`. `locate(record)`, asked the same way, says in words where
 a record comes from, for messages. A source made of other sources may offer, in place of `gather`,
 `read_rows(indices, ragged=...)`, which gives what the function here gives.
@@ -49,7 +49,7 @@ def read_rows(
         return source.read_rows(indices, ragged=ragged)
     if hasattr(source, "gather"):
         rows = source.gather(indices)
-        if getattr(source, "fresh_rows", False):
+        if getattr(source, "owned_rows", False):
             return rows, None
         leaves, tree = jax.tree.flatten(rows)
         for leaf in leaves:
@@ -93,7 +93,7 @@ class Located(Sequence[str]):
 
 def locate(source: Any, record: int) -> str:
     """A record in words: its number, and where the source says it comes from."""
-    number = record % len(source) if getattr(source, "by_epoch", False) else record
+    number = record % len(source) if getattr(source, "varies_by_epoch", False) else record
     return f"{number} ({source.locate(record)})" if hasattr(source, "locate") else str(number)
 
 

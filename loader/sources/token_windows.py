@@ -23,7 +23,7 @@ class TokenWindows:
     `tokens_left_out` says how many.
     """
 
-    fresh_rows = True
+    owned_rows = True
 
     def __init__(
         self, tokens: Any, length: int, stride: int | None = None, *, dtype: Any = None

@@ -15,7 +15,7 @@ from loader.transforms.transform import Transform, call, checked_rows, draws_of,
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class BoundTransform:
     """A transform in its place in a loader: what messages call it, and the key of its draws."""
 
     transform: Transform
@@ -27,8 +27,8 @@ class Stage:
         return draw(self.key, positions, count) if count else None
 
 
-def apply_stages(
-    stages: Sequence[Stage], rows: Any, positions: Int64s
+def apply_transforms(
+    stages: Sequence[BoundTransform], rows: Any, positions: Int64s
 ) -> tuple[Any, Int64s | None]:
     """The rows after all stages, and which of the rows given are left (None: all of them)."""
     kept = None
@@ -55,16 +55,16 @@ def apply_stages(
     return rows, kept
 
 
-def _called(stage: Stage, rows: Any, draws: Uniforms | None) -> Any:
+def _called(stage: BoundTransform, rows: Any, draws: Uniforms | None) -> Any:
     try:
         return call(stage.transform, rows, draws)
     except RowError as error:
         raise RowError(error.row, f"{stage.name}: {error}") from error.__cause__
 
 
-def _groups(stages: Sequence[Stage]) -> list[list[Stage]]:
+def _groups(stages: Sequence[BoundTransform]) -> list[list[BoundTransform]]:
     """The stages one by one, but for those that are applied to a few rows at a time together."""
-    groups: list[list[Stage]] = []
+    groups: list[list[BoundTransform]] = []
     for stage in stages:
         few = bool(groups) and hasattr(groups[-1][0].transform, "rows_at_once")
         if few and getattr(stage.transform, "row_wise", False):
@@ -74,7 +74,7 @@ def _groups(stages: Sequence[Stage]) -> list[list[Stage]]:
     return groups
 
 
-def _by_few_rows(group: Sequence[Stage], rows: Any, positions: Int64s) -> Any:
+def _by_few_rows(group: Sequence[BoundTransform], rows: Any, positions: Int64s) -> Any:
     """The rows after all stages of a group, some rows at a time."""
     count = len(positions)
     size = group[0].transform.rows_at_once
@@ -103,7 +103,7 @@ def _by_few_rows(group: Sequence[Stage], rows: Any, positions: Int64s) -> Any:
     return jax.tree.unflatten(tree, whole)
 
 
-def _checked_mask(stage: Stage, mask: Any, count: int) -> np.ndarray:
+def _checked_mask(stage: BoundTransform, mask: Any, count: int) -> np.ndarray:
     mask = np.asarray(mask)
     if mask.shape != (count,) or mask.dtype != np.bool_:
         raise ValueError(

@@ -19,7 +19,7 @@ from loader.modules.structural import StructuralConfig, StructuralModule
 from loader.records.digest import describe, qualified_name
 from loader.records.integers import Int64s
 from loader.records.spec import Spec
-from loader.transforms.bound_transform import Stage, apply_stages
+from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.functions import KeepWhere, PerBatch, PerRecord, RandomPerRecord
 from loader.transforms.transform import Transform, call, draws_of, sides, spec_after
 
@@ -96,9 +96,9 @@ class OperatorModule(StructuralModule):
         """The transform as it runs. One that needs statistics is given them here."""
         return self.transform
 
-    def stage(self, place: int = 0, rngs: nnx.Rngs | None = None) -> Stage:
+    def bound(self, place: int = 0, rngs: nnx.Rngs | None = None) -> BoundTransform:
         """The transform as number `place` of a loader's operators, with the key of its draws."""
-        return Stage(self.ready_transform(), self.label, self._key(place, rngs))
+        return BoundTransform(self.ready_transform(), self.label, self._key(place, rngs))
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "ready": describe(self.ready_transform())}
@@ -123,12 +123,12 @@ class OperatorModule(StructuralModule):
         """
         count = len(jax.tree.leaves(elements)[0])
         positions = np.arange(count) if positions is None else np.asarray(positions)
-        stage = self.stage()
+        stage = self.bound()
         if self.on == "device":
             rows, draws = jax.tree.map(jnp.asarray, (elements, stage.draw(positions)))
             rows, kept = call(stage.transform, rows, draws, jnp.ones(count, bool)), None
         else:
-            rows, kept = apply_stages([stage], elements, positions)
+            rows, kept = apply_transforms([stage], elements, positions)
         self.count(count if kept is None else kept.size, 0 if kept is None else count - kept.size)
         return rows
 

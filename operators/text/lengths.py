@@ -34,7 +34,7 @@ class _Pad:
                 raise RowError(
                     row,
                     f"leaf {name!r} has {lengths[row]} items, more than the {self.length} to pad "
-                    f"to: put Crop({name!r}, {self.length}) before it",
+                    f"to: put CropTokens({name!r}, {self.length}) before it",
                 )
             rows = put(rows, name, self._padded(name, leaf))
             if number == 0 and self.mask is not None:
@@ -67,7 +67,7 @@ class _Pad:
         return spec
 
 
-class Pad(OperatorModule):
+class PadTokens(OperatorModule):
     """Sequences filled up with `value` to `length`; a longer one is an error that names the record.
 
     `mask` is the leaf that says which items are real (None for no such leaf). Of several leaves, it
@@ -131,7 +131,7 @@ def _cropped(leaf: Any, length: int, draws: Any) -> Any:
     return xp.take_along_axis(leaf, places.reshape(*places.shape, *(1,) * (leaf.ndim - 2)), axis=1)
 
 
-class Crop(OperatorModule):
+class CropTokens(OperatorModule):
     """At most `length` items of each sequence: its first, or with `random=True` any stretch."""
 
     def __init__(

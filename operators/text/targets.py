@@ -24,7 +24,9 @@ class _ShiftTargets:
     def __call__(self, rows: Any) -> Any:
         tokens = get(rows, self.name)
         if is_ragged(tokens):
-            raise ValueError(f"leaf {self.name!r} is ragged: put Pad({self.name!r}, ...) before")
+            raise ValueError(
+                f"leaf {self.name!r} is ragged: put PadTokens({self.name!r}, ...) before"
+            )
         xp = namespace(rows)
         counts = xp.ones(tokens[:, 1:].shape, bool)
         if has(rows, self.mask):
@@ -48,7 +50,7 @@ class _ShiftTargets:
         if tokens.shape[0] is None or tokens.shape[0] < 2:
             raise ValueError(
                 f"leaf {self.name!r} is {list(tokens.shape)} where a fixed length of at least 2 is "
-                f"needed: put Pad({self.name!r}, ...) before"
+                f"needed: put PadTokens({self.name!r}, ...) before"
             )
         length = tokens.shape[0] - 1
         for name in (self.name, *self._per_token(spec)):

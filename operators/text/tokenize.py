@@ -51,7 +51,7 @@ class _Tokenize:
 
 
 class Tokenize(OperatorModule):
-    """Texts to int32 token numbers, of different lengths: put `Crop` and `Pad`, or packing, behind.
+    """Texts to int32 token numbers of different lengths; cropping, padding or packing follow.
 
     `tokenizer` is None for bytes (`ByteTokenizer()`), a path to a Hugging Face `tokenizer.json` or
     a SentencePiece model, or such an object. The text is replaced by the tokens.

@@ -83,7 +83,7 @@ class SentencePieceTokenizer:
 @functools.lru_cache(8)
 def _hugging_face(json: str) -> Any:
     tokenizer = optional("tokenizers", "a Hugging Face tokenizer", "text").Tokenizer.from_str(json)
-    tokenizer.no_padding()  # which would depend on the texts of the batch: Pad does it
+    tokenizer.no_padding()  # which would depend on the texts of the batch: PadTokens does it
     return tokenizer
 
 

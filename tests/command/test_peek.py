@@ -27,7 +27,7 @@ from loader import (
 )
 from loader.command.peek.leaf_facts import LeafFacts
 from loader.command.peek.peek import Peek, peek
-from operators import ByteTokenizer, DecodeImage, Normalize, Pad, ShiftTargets, Tokenize
+from operators import ByteTokenizer, DecodeImage, Normalize, PadTokens, ShiftTargets, Tokenize
 
 DECODE = ByteTokenizer().decode
 RED = (200, 30, 45)
@@ -394,7 +394,7 @@ def test_marks_stand_under_the_places_that_do_not_count(tmp_path: Path):
 
 def test_padded_rows_show_how_much_of_them_does_not_count(tmp_path: Path):
     source = text_source(tmp_path, ["import os", "x = [1, 2]"])
-    loader = DataLoader(source, batch_size=2, operators=[Tokenize(), Pad("tokens", 40)])
+    loader = DataLoader(source, batch_size=2, operators=[Tokenize(), PadTokens("tokens", 40)])
     seen = peek(loader, 0, picture=tmp_path / "a.png", decode=DECODE)
     assert shown_lines(seen) == [
         *("import os·x31", " " * 9 + "^^^^"),

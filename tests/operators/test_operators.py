@@ -44,14 +44,14 @@ from operators import (
     CenterCrop,
     Choice,
     Constant,
-    Crop,
+    CropTokens,
     DecodeImage,
     Filter,
     Map,
     MapBatch,
     MixUp,
     Normalize,
-    Pad,
+    PadTokens,
     RandomCrop,
     RandomFlip,
     Rename,
@@ -153,9 +153,9 @@ HOST: dict[str, Make] = {
     "RandomFlip of floats": lambda: [Cast("image", np.float32), RandomFlip("image", seed=3)],
     "RandomFlip, vertical": lambda: [RandomFlip("image", direction="vertical", seed=3)],
     "Normalize": lambda: [Normalize("image", mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0])],
-    "Pad": lambda: [Pad("tokens", 15, value=-1)],
-    "Crop": lambda: [Crop("tokens", 5)],
-    "Crop, random": lambda: [Crop("tokens", 5, random=True, seed=4)],
+    "PadTokens": lambda: [PadTokens("tokens", 15, value=-1)],
+    "CropTokens": lambda: [CropTokens("tokens", 5)],
+    "CropTokens, random": lambda: [CropTokens("tokens", 5, random=True, seed=4)],
     "ShiftTargets": lambda: [ShiftTargets()],
     "Sequence": lambda: [Sequence([RandomFlip("image"), RandomCrop("image", 5)], seed=5)],
     "Choice": lambda: [
@@ -175,11 +175,11 @@ HOST_ONLY: dict[str, Make] = {
         CenterCrop("png", 6),
     ],
     "DecodeImage, grey": lambda: [DecodeImage("png", channels=1), CenterCrop("png", 4)],
-    "Tokenize": lambda: [Tokenize(into="ids"), Crop("ids", 10), Pad("ids", 10)],
+    "Tokenize": lambda: [Tokenize(into="ids"), CropTokens("ids", 10), PadTokens("ids", 10)],
     "Tokenize, random crop": lambda: [
         Tokenize(into="ids"),
-        Crop("ids", 6, random=True, seed=1),
-        Pad("ids", 6),
+        CropTokens("ids", 6, random=True, seed=1),
+        PadTokens("ids", 6),
     ],
 }
 NUMBERS = ["id", "image", "tokens", "label"]  # what a device can hold
@@ -232,17 +232,17 @@ def test_an_operator_on_the_host_keeps_every_promise(name: str):
         for number, (got, want) in enumerate(zip(rows_by_position(batches), expected, strict=True)):
             assert_same_batch(got, want, f"position {number} with {settings}")
     whole = list(loader_of(make()).host_batches())
-    work = loader_of(make())._work  # as two hosts would ask for it
+    work = loader_of(make()).pipeline  # as two hosts would ask for it
     for step, batch in enumerate(whole):
         for rows in ([1, 3], [0, 2]):
-            part = work.batch_rows(step, np.array(rows))
+            part = work.batch(step, np.array(rows))
             assert_same_batch(part, jax.tree.map(lambda x, r=rows: x[r], batch), f"rows {rows}")
 
 
 @pytest.mark.parametrize("name", [*HOST, *HOST_ONLY])
 def test_what_comes_out_is_known_without_reading(name: str):
     make = {**HOST, **HOST_ONLY}[name]
-    spec = loader_of(make(), source=Records(readable=False))._work.batch_spec()
+    spec = loader_of(make(), source=Records(readable=False)).pipeline.batch_spec()
     batch = next(loader_of(make()).host_batches())
     assert jax.tree.map(str, spec_of(batch)) == jax.tree.map(str, spec)
 
@@ -493,12 +493,12 @@ def test_what_travels_is_plain_data_and_starts_no_backend(tmp_path: Path):
         *HOST["Normalize"](),
     ]
     loader = loader_of([*operators, Select("id", "png", "image")])
-    assert all(dataclasses.is_dataclass(stage.transform) for stage in loader._work.stages)
-    (tmp_path / "work.pickle").write_bytes(pickle.dumps(loader._work))
+    assert all(dataclasses.is_dataclass(stage.transform) for stage in loader.pipeline.transforms)
+    (tmp_path / "work.pickle").write_bytes(pickle.dumps(loader.pipeline))
     program = (
         "import pickle, sys, numpy as np\n"
         f"work = pickle.load(open({str(tmp_path / 'work.pickle')!r}, 'rb'))\n"
-        "batch = work.batch_rows(3)\n"
+        "batch = work.batch(3)\n"
         "np.savez(sys.argv[1], **batch)\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends, xla_bridge._backends\n"
@@ -624,7 +624,7 @@ def test_tokens_are_padded_cropped_and_shifted_with_their_mask():
     assert ByteTokenizer().decode([1, 198, 167, 2, 0, 0]) == "ä"
     ragged = {"tokens": np.array([None, None], object)}
     ragged["tokens"][:] = [np.array([1, 2, 3]), np.array([4])]
-    padded = Pad("tokens", 4)(ragged)
+    padded = PadTokens("tokens", 4)(ragged)
     assert padded["tokens"].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
     assert padded["loss_mask"].tolist() == [[True, True, True, False], [True, False, False, False]]
     shifted = ShiftTargets()(padded)
@@ -718,8 +718,8 @@ def test_choice_gives_each_row_one_of_its_operators():
         ([Resize("text", 2)], "where an image"),
         ([Normalize("text", 0, 1)], r"leaf 'text' is object\[\] where numbers"),
         ([Tokenize("image")], r"leaf 'image' is uint8\[8, 10, 3\], not a text"),
-        ([Pad("text", 3)], "tokenise texts first"),
-        ([Tokenize(into="ids"), ShiftTargets("ids")], r"needed: put Pad\('ids'"),
+        ([PadTokens("text", 3)], "tokenise texts first"),
+        ([Tokenize(into="ids"), ShiftTargets("ids")], r"needed: put PadTokens\('ids'"),
         ([DecodeImage("tokens")], "leaf 'tokens' is int32, not the bytes of an image"),
         ([Constant("valid_mask", 1)], "have a leaf called 'valid_mask'"),
         (
@@ -754,7 +754,7 @@ def test_bad_arguments_are_refused():
         (lambda: RandomFlip("x", direction="up"), "direction must be one of"),  # pyright: ignore[reportArgumentType]
         (lambda: RandomFlip("x", probability=2), r"probability must lie in \[0, 1\]"),
         (lambda: Resize("x", 3, method="cubic"), "method must be"),  # pyright: ignore[reportArgumentType]
-        (lambda: Pad("x", 0), "length must be an int of at least 1"),
+        (lambda: PadTokens("x", 0), "length must be an int of at least 1"),
         (lambda: Select(), "expected the name of a leaf"),
         (lambda: Cast("x"), "give Cast"),
         (lambda: Sequence([]), "no operators given"),
@@ -821,11 +821,13 @@ def test_a_record_that_an_operator_cannot_take_is_named():
     with pytest.raises(ValueError, match=message):
         list(loader_of([GrainFilter(), Map(picky)], source=source).host_batches())
     source.records[7]["tokens"] = np.arange(99, dtype=np.int32)
-    with pytest.raises(ValueError, match=r"record 7 .*Pad: .*99 items.*put Crop\('tokens', 20\)"):
-        list(loader_of([Pad("tokens", 20)], source=source).host_batches())
+    with pytest.raises(
+        ValueError, match=r"record 7 .*PadTokens: .*99 items.*put CropTokens\('tokens', 20\)"
+    ):
+        list(loader_of([PadTokens("tokens", 20)], source=source).host_batches())
     with pytest.raises(ValueError, match=r"record 7 .*leaf 'tokens' is int32\[99\] where records"):
         list(loader_of([Select("tokens")], source=source).host_batches())
-    fine = loader_of([Crop("tokens", 3)], source=source)
+    fine = loader_of([CropTokens("tokens", 3)], source=source)
     assert {b["tokens"].shape for b in fine.host_batches()} == {(4, 3)}
     source.records[7]["tokens"] = np.arange(12, dtype=np.float64)
     with pytest.raises(ValueError, match=r"leaf 'tokens' of record 7 \(line 7|record 7 \(line 7"):
@@ -890,7 +892,9 @@ def test_an_operator_leaves_what_it_is_given_as_it_was():
         return record
 
     records = [{"t": np.arange(n, dtype=np.int32)} for n in (3, 5, 4)]
-    loader = DataLoader(records, batch_size=3, epochs=2, operators=[Map(in_place), Pad("t", 6)])
+    loader = DataLoader(
+        records, batch_size=3, epochs=2, operators=[Map(in_place), PadTokens("t", 6)]
+    )
     first, second = loader.host_batches()
     assert_same_batch(second, first, "the second epoch")
     assert records[1]["t"].tolist() == [0, 1, 2, 3, 4]
@@ -924,7 +928,7 @@ def test_a_choice_of_unlike_results_is_refused_whatever_the_batch_size():
             DataLoader(
                 records,
                 batch_size=size,
-                operators=[Choice([Map(longer), None], seed=1), Pad("t", 8)],
+                operators=[Choice([Map(longer), None], seed=1), PadTokens("t", 8)],
             ).host_batches()
         )
         for size in (1, 2, 4, 8)
@@ -952,7 +956,7 @@ def test_tokens_do_not_depend_on_the_other_texts_of_a_batch():
 
 def test_names_may_be_paths_or_hold_a_slash():
     nested = {"x": {"tokens": np.array([[1, 2, 3], [4, 5, 6]])}, "a/b": np.array([1, 300])}
-    padded = Pad("x/tokens", 5, mask="x/loss_mask")(nested)
+    padded = PadTokens("x/tokens", 5, mask="x/loss_mask")(nested)
     shifted = ShiftTargets("x/tokens", targets="x/targets", mask="x/loss_mask")(padded)
     assert shifted["x"]["loss_mask"].tolist() == [[True, True, False, False]] * 2
     assert Cast("a/b", np.int16)(nested)["a/b"].dtype == np.int16

@@ -33,7 +33,7 @@ TIMEOUT_S = 30
 class Gate:
     """A source whose reads wait until they are let through, and are noted."""
 
-    by_anyone = True
+    thread_safe = True
 
     def __init__(self, count: int = 40) -> None:
         self.records = unlike_records(count)
@@ -367,7 +367,7 @@ class Noted(ArraySource):
 
 
 class NotedByAnyone(Noted):
-    by_anyone = True
+    thread_safe = True
 
 
 class OwnBatcher(PadBatcher):
@@ -409,7 +409,7 @@ def test_an_interrupt_while_the_loop_makes_a_batch_costs_none(monkeypatch: pytes
     monkeypatch.setattr(loader.runtime.prefetch, "Pace", Alone)
 
     class Pressed(ArraySource):
-        by_anyone = True
+        thread_safe = True
         armed, times = False, 0
 
         def gather(self, indices: np.ndarray) -> Any:
@@ -437,7 +437,7 @@ def test_an_interrupt_while_the_loop_makes_a_batch_costs_none(monkeypatch: pytes
 @pytest.mark.parametrize("bad", range(7))
 def test_a_record_that_cannot_be_read_stops_the_batches_behind_it(bad: int):
     class Broken(ArraySource):
-        by_anyone = True
+        thread_safe = True
 
         def gather(self, indices: np.ndarray) -> Any:
             if indices.tolist() == list(range(bad * 4, bad * 4 + 4)):

@@ -18,7 +18,7 @@ import pytest
 import loader.runtime.read_ahead
 from loader import ArraySource, DataLoader, PadBatcher, Shuffle
 from loader.order.plan import Plan
-from loader.runtime.host_pipeline import HostWork
+from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.read_ahead import ReadAhead, _ReadThread, read_ahead
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from operators import RandomFlip
@@ -94,8 +94,8 @@ def records() -> dict[str, np.ndarray]:
 class Watched:
     """Arrays whose reads are noted, each with its thread; those of the other thread can be held."""
 
-    by_anyone = True
-    fresh_rows = True
+    thread_safe = True
+    owned_rows = True
 
     def __init__(self, records: dict[str, np.ndarray]) -> None:
         self.records = records
@@ -215,33 +215,33 @@ def test_operators_and_microbatches_are_given_the_same_rows(watched: Watched):
 
 def test_a_process_reads_ahead_its_own_rows(watched: Watched):
     plan = Plan(RECORDS, 200, epochs=2)
-    work = HostWork(watched, Shuffle(1), plan, (), PadBatcher(), None)
+    work = HostPipeline(watched, Shuffle(1), plan, (), PadBatcher(), None)
     rows = np.arange(100, 200)
     ahead = read_ahead(work, rows, False, 16)
     assert ahead is not None
     for step in (0, 1, 2, 3, 4, 5, 14, 0, 15, 4, 5):  # in any order
-        given = work.batch_rows(step, rows, ahead.rows_of)
-        assert_same_batch(given, work.batch_rows(step, rows), f"batch {step}")
+        given = work.batch(step, rows, ahead.rows_of)
+        assert_same_batch(given, work.batch(step, rows), f"batch {step}")
     assert {len(group) % 100 for group in watched.ahead()} == {0}
 
 
 @pytest.mark.parametrize("first", [600, 800])  # one batch in a group, two
 def test_a_process_that_has_no_rows_of_some_batches_reads_on(watched: Watched, first: int):
     plan = Plan(RECORDS, 1000, epochs=20)  # of every other batch, 600 rows
-    work = HostWork(watched, Shuffle(1), plan, (), PadBatcher(), None)
+    work = HostPipeline(watched, Shuffle(1), plan, (), PadBatcher(), None)
     rows = np.arange(first, 1000)
     ahead = read_ahead(work, rows, False, 40)
     assert ahead is not None
     for step in range(40):
-        given = work.batch_rows(step, rows, ahead.rows_of)
+        given = work.batch(step, rows, ahead.rows_of)
         wait_for_the_thread()
-        assert_same_batch(given, work.batch_rows(step, rows), f"batch {step}")
+        assert_same_batch(given, work.batch(step, rows), f"batch {step}")
     assert len(watched.ahead()) > 8
 
 
 def test_a_thread_that_is_ahead_itself_takes_what_is_there_and_begins_nothing(watched: Watched):
     plan = Plan(RECORDS, 100, epochs=None)
-    work = HostWork(watched, Shuffle(1), plan, (), PadBatcher(), None)
+    work = HostPipeline(watched, Shuffle(1), plan, (), PadBatcher(), None)
     ahead = ReadAhead(work, None, False, sys.maxsize, 4)
     assert ahead.rows_of(0) is None
 
@@ -293,13 +293,13 @@ def test_an_order_that_fails_fails_the_batch_it_is_in(watched: Watched):
             return "short"
 
     plan = Plan(RECORDS, 100, epochs=2, remainder="carry")
-    work = HostWork(watched, Short(), plan, (), PadBatcher(), None)
+    work = HostPipeline(watched, Short(), plan, (), PadBatcher(), None)
     ahead = ReadAhead(work, None, False, 32, 8)
     for step in range(16):
-        work.batch_rows(step, None, ahead.rows_of)
+        work.batch(step, None, ahead.rows_of)
     assert watched.ahead()
     with pytest.raises(ValueError, match="gave records from"):
-        work.batch_rows(16, None, ahead.rows_of)
+        work.batch(16, None, ahead.rows_of)
 
 
 def test_closing_waits_for_what_is_being_read(watched: Watched):
@@ -401,7 +401,7 @@ import loader.runtime.read_ahead
 from loader import DataLoader
 
 class Stuck:
-    by_anyone = fresh_rows = True
+    thread_safe = owned_rows = True
     begun = threading.Event()
 
     def __len__(self):
@@ -540,7 +540,7 @@ def test_there_is_no_thread_where_there_is_one_core(monkeypatch: pytest.MonkeyPa
 )
 def test_groups_are_as_large_as_it_takes(rows: int, row_bytes: int, aligned: bool, in_a_group: int):
     source = ArraySource(np.zeros((rows, row_bytes), np.uint8))
-    work = HostWork(source, Shuffle(0), Plan(rows, rows), (), PadBatcher(), None)
+    work = HostPipeline(source, Shuffle(0), Plan(rows, rows), (), PadBatcher(), None)
     ahead = read_ahead(work, None, aligned, 1)
     assert (0 if ahead is None else ahead._size) == in_a_group
 
@@ -557,7 +557,7 @@ def test_a_group_has_no_more_than_32_batches(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("rows", "in_a_group"), [(4096, 4), (8192, 2), (2**14, 1), (2**15, 1)])
 def test_a_group_has_no_more_than_16384_records(rows: int, in_a_group: int):
     source = ArraySource(np.zeros((2**16, 64), np.uint8))
-    work = HostWork(source, Shuffle(0), Plan(2**16, rows), (), PadBatcher(), None)
+    work = HostPipeline(source, Shuffle(0), Plan(2**16, rows), (), PadBatcher(), None)
     ahead = read_ahead(work, None, False, 1)
     assert (0 if ahead is None else ahead._size) == in_a_group
 

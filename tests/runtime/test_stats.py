@@ -125,7 +125,7 @@ def test_stages_show_up_in_a_trace(tmp_path: Path):
 
 
 def test_threads_lose_no_time_that_they_note():
-    recorder = DataLoader(unlike_records(4), batch_size=2)._work.recorder
+    recorder = DataLoader(unlike_records(4), batch_size=2).pipeline.recorder
 
     def note() -> None:
         for _ in range(2000):

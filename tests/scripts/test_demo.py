@@ -36,7 +36,7 @@ def test_the_demo_shows_what_it_claims(tmp_path: Path):
 
 def test_a_resume_that_is_broken_is_noticed(tmp_path: Path):
     one_record_late = ('"position": position,', '"position": position + 1,')
-    done = run_demo(tmp_path, 6, ("loader/state/saving.py", *one_record_late))
+    done = run_demo(tmp_path, 6, ("loader/state/document.py", *one_record_late))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "NO   every record" in done.stdout
     assert "NO   in the same order" in done.stdout

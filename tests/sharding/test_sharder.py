@@ -259,7 +259,7 @@ def test_the_loader_reads_the_rows_of_its_placement_and_no_others():
     list(loader)
     assert read == list(range(37))
     read.clear()
-    part = loader._work.batch_rows(2, np.array([1, 3, 4, 5, 6]))
+    part = loader.pipeline.batch(2, np.array([1, 3, 4, 5, 6]))
     assert read == [33, 35, 36]
     assert part["valid_mask"].tolist() == [True, True, True, False, False]
 

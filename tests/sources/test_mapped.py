@@ -10,13 +10,13 @@ import pytest
 
 from loader import DataLoader, Filter, Mapped, Packed, Shuffle, Threads, index_lengths
 from loader.testing import assert_covers_each_record_once, assert_resumes_exactly, assert_same_batch
-from operators import ByteTokenizer, CenterCrop, Map, Pad, RandomFlip, ShiftTargets, Tokenize
+from operators import ByteTokenizer, CenterCrop, Map, PadTokens, RandomFlip, ShiftTargets, Tokenize
 from tests.operators.test_operators import COUNT, Records
 
 
 def test_mapped_records_are_those_that_the_loader_would_make():
     def operators() -> list[Any]:
-        return [Tokenize(into="ids"), Pad("ids", 40), CenterCrop("image", 4)]
+        return [Tokenize(into="ids"), PadTokens("ids", 40), CenterCrop("image", 4)]
 
     def make(**settings: Any) -> DataLoader:
         source = Mapped(Records(), operators())
@@ -69,9 +69,11 @@ def test_texts_are_tokenised_indexed_packed_and_shifted(tmp_path: Path):
 
 
 def test_other_operators_are_other_data():
-    state = DataLoader(Mapped(Records(), [Pad("tokens", 20)]), batch_size=5).get_state()
+    state = DataLoader(Mapped(Records(), [PadTokens("tokens", 20)]), batch_size=5).get_state()
     with pytest.raises(ValueError, match=r"data\.mapped: saved"):
-        DataLoader(Mapped(Records(), [Pad("tokens", 20, value=1)]), batch_size=5).set_state(state)
+        DataLoader(Mapped(Records(), [PadTokens("tokens", 20, value=1)]), batch_size=5).set_state(
+            state
+        )
 
 
 def test_records_are_found_by_index_as_in_a_list():

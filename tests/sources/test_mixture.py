@@ -18,7 +18,7 @@ from loader.records.spec import leaf_spec
 from loader.sources.mixture.mixing import Mixing, shares
 from loader.sources.reading import locate, read_rows
 from loader.testing import assert_resumes_exactly, assert_same_batch
-from operators import Pad
+from operators import PadTokens
 from tests.data import unlike_records
 
 ROOT = Path(__file__).parent.parent.parent
@@ -374,5 +374,5 @@ def test_an_epoch_of_a_mixture_can_be_listed_and_lists_of_any_length_mixed():
     other = [{"tokens": np.arange(n)} for n in (4, 5)]
     mixture = Mixture({"a": (ragged, 1), "b": (other, 1)})
     assert len(list(mixture)) == 5
-    loader = DataLoader(mixture, batch_size=5, operators=[Pad("tokens", 8)])
+    loader = DataLoader(mixture, batch_size=5, operators=[PadTokens("tokens", 8)])
     assert next(loader)["tokens"].shape == (5, 8)

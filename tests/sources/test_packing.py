@@ -263,7 +263,7 @@ def test_the_spec_of_packed_rows_is_known_without_reading():
     source = Known(documents(small_lengths()))
     packed = Packed(source, small_lengths(), 20, leaf=["tokens", "weights"], pad_value=7)
     loader = DataLoader(packed, batch_size=3)
-    spec = {name: (s.shape, str(s.dtype)) for name, s in loader._work.batch_spec().items()}
+    spec = {name: (s.shape, str(s.dtype)) for name, s in loader.pipeline.batch_spec().items()}
     assert spec == {
         "tokens": ((3, 20), "int32"),
         "weights": ((3, 20), "float64"),
@@ -273,7 +273,7 @@ def test_the_spec_of_packed_rows_is_known_without_reading():
     }
     assert source.reads == []
     batch = next(loader.host_batches())
-    refuse_unlike(batch, loader._work.batch_spec(), "the batch")
+    refuse_unlike(batch, loader.pipeline.batch_spec(), "the batch")
     real = batch["segment_ids"] > 0
     np.testing.assert_array_equal(batch["weights"][real], batch["tokens"][real] / 2)
     assert (batch["weights"][~real] == 7).all()

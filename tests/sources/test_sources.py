@@ -329,7 +329,7 @@ def test_a_source_that_gives_other_rows_than_asked_for_is_named():
         (Columns(), r"Columns\.__getitems__ .* gave a dict"),
     ):
         loader = DataLoader(source, batch_size=3)
-        loader._work.row_spec = RECORD_SPEC
+        loader.pipeline.row_spec = RECORD_SPEC
         with pytest.raises(ValueError, match=message):
             next(loader.host_batches())
 

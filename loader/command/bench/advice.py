@@ -55,7 +55,7 @@ def _nothing(case: Case) -> Proposal | None:
 
 
 def _whole_chunks(case: Case) -> Proposal | None:
-    work = case.loader._work
+    work = case.loader.pipeline
     block = getattr(work.source, "block_size", 1)
     if case.bottleneck != "read" or not 1 < block < case.loader.plan.num_records:
         return None
@@ -95,7 +95,7 @@ def _back_to_the_host(case: Case) -> Proposal | None:
 def _fewer_bytes(case: Case) -> Proposal | None:
     if case.bottleneck != "place":
         return None
-    leaves = named_leaves(case.loader._work.batch_spec())
+    leaves = named_leaves(case.loader.pipeline.batch_spec())
     name, leaf = max(leaves, key=lambda item: item[1].dtype.itemsize * math.prod(item[1].shape))
     if leaf.dtype.itemsize == 1 or case.look.bytes_per_batch < _MANY_BYTES:
         return None

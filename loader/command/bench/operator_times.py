@@ -6,7 +6,7 @@ import numpy as np
 
 from loader.data_loader import DataLoader
 from loader.sources.reading import read_rows
-from loader.transforms.bound_transform import apply_stages
+from loader.transforms.bound_transform import apply_transforms
 
 _BATCHES = 3  # the shortest time of so many is taken
 
@@ -24,17 +24,17 @@ def operators_ms(loader: DataLoader) -> dict[str, float]:
 
 
 def _one_batch(loader: DataLoader, step: int) -> list[float]:
-    work = loader._work
+    work = loader.pipeline
     positions = np.arange(*loader.plan.span(step))
     indices = work.records(int(positions[0]), int(positions[-1]) + 1)
     rows, there = read_rows(work.source, indices, ragged=True)
     if there is not None:
         positions = positions[there]
     times = []
-    for stage in work.stages:
+    for stage in work.transforms:
         began = time.perf_counter()
         if positions.size:  # else a filter has let nothing pass
-            rows, kept = apply_stages([stage], rows, positions)
+            rows, kept = apply_transforms([stage], rows, positions)
             positions = positions if kept is None else positions[kept]
         times.append(1e3 * (time.perf_counter() - began))
     return times

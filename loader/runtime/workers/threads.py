@@ -11,7 +11,7 @@ import grain
 
 from loader.records.integers import Int64s
 from loader.records.memory import align_rows
-from loader.runtime.host_pipeline import HostWork
+from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.prefetch import CLOSE_TIMEOUT_S, still_running
 from loader.runtime.read_ahead import ReadAhead, read_ahead
 
@@ -22,7 +22,9 @@ class HostBatches(grain.MapDataset[Any]):
     `aligned` says that they are for CPU devices.
     """
 
-    def __init__(self, work: HostWork, rows: Int64s | None = None, aligned: bool = False) -> None:
+    def __init__(
+        self, work: HostPipeline, rows: Int64s | None = None, aligned: bool = False
+    ) -> None:
         super().__init__()
         self._work = work
         self._rows = rows
@@ -44,14 +46,14 @@ class HostBatches(grain.MapDataset[Any]):
         """The batch of a step of the run."""
         align_rows(self._aligned)
         try:
-            return self._work.batch_rows(step, self._rows, read_ahead)
+            return self._work.batch(step, self._rows, read_ahead)
         except StopIteration as error:  # which would look like the end of the run
             raise RuntimeError(f"batch {step}: a source or an operator raised it") from error
 
     @property
-    def by_anyone(self) -> bool:
+    def thread_safe(self) -> bool:
         """Whether it makes no difference which thread makes a batch."""
-        return self._work.by_anyone
+        return self._work.thread_safe
 
     def read_ahead(self) -> ReadAhead | None:
         """What reads rows for `make`, where another thread may and it pays."""
@@ -92,7 +94,7 @@ class HostStream:
         self._step = step
         self._end = len(batches)
         self._ahead = ahead
-        self.by_anyone = batches.by_anyone
+        self.thread_safe = batches.thread_safe
 
     def __iter__(self) -> Self:
         return self
@@ -121,7 +123,7 @@ class _ThreadedStream(HostStream):
         self._iterator.set_state({"next_index": step})
         # Grain's threads must not outlive this, nor be alive when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._iterator.close)
-        self.by_anyone = False  # it would wait for Grain's threads
+        self.thread_safe = False  # it would wait for Grain's threads
 
     def __next__(self) -> tuple[int, Any]:
         batch = next(self._iterator)

@@ -26,7 +26,7 @@ class ArrayRecordSource:
     record: `RawArrays(spec)`, `Msgpack()` or a function; without it a record is its bytes.
     """
 
-    fresh_rows = True
+    owned_rows = True
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class Mixture:
     that are alike.
     """
 
-    by_epoch = True
+    varies_by_epoch = True
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Mixture:
             epochs, offsets = epochs_and_offsets(own[places], len(source))
             keys = round_keys(self._seed, f"mixture {name}", epochs)
             records = permute(offsets, len(source), keys)
-            by_epoch = getattr(source, "by_epoch", False)
+            by_epoch = getattr(source, "varies_by_epoch", False)
             yield name, places, records + epochs * len(source) if by_epoch else records
 
     def record_spec(self) -> Spec:

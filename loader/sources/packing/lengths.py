@@ -15,7 +15,7 @@ from loader.records.digest import digest
 from loader.records.integers import Int64s
 from loader.records.whole_file import write_whole
 from loader.sources.as_source import as_source
-from loader.sources.packing.packed import refuse_by_epoch
+from loader.sources.packing.packed import refuse_varying
 from loader.sources.packing.packed_rows import packed_leaves, token_counts
 from loader.sources.packing.row_plan import Ints, checked_lengths
 from loader.sources.reading import fingerprint, read_rows
@@ -41,7 +41,7 @@ def index_lengths(
     `progress` shows a bar on stderr: if that is a terminal, or always, or never.
     """
     source = as_source(source)
-    refuse_by_epoch(source)
+    refuse_varying(source)
     if cache is None:
         return _indexed(source, leaf, progress)
     path = Path(cache)

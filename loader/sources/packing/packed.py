@@ -36,7 +36,7 @@ class Packed:
     all leaves or `{leaf: value}`; masks are False there. Rows are the same in every epoch.
     """
 
-    fresh_rows = True
+    owned_rows = True
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Packed:
         pad_value: Any = 0,
     ) -> None:
         self._source = as_source(source)
-        refuse_by_epoch(self._source)
+        refuse_varying(self._source)
         self._lengths = checked_lengths(lengths)
         if len(self._lengths) != len(self._source):
             raise ValueError(
@@ -130,9 +130,9 @@ class Packed:
         return f"Packed({self._source!r}, {len(self)} rows of {self._plan.row_length})"
 
 
-def refuse_by_epoch(source: Any) -> None:
+def refuse_varying(source: Any) -> None:
     """Raise `ValueError` for a source whose records, and with them their lengths, may change."""
-    if getattr(source, "by_epoch", False):
+    if getattr(source, "varies_by_epoch", False):
         raise ValueError(
             f"{source!r} may give other records in each epoch, and lengths hold for one: give the "
             "source that a grain.MapDataset is made from; pack the components of a Mixture, and "

@@ -41,7 +41,7 @@ class TensorStoreSource:
     option "fill_missing_data_reads": False of a spec makes it an error.
     """
 
-    fresh_rows = True
+    owned_rows = True
 
     def __init__(
         self,

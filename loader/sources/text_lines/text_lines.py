@@ -30,7 +30,7 @@ class TextLinesSource:
     start, as long as a file's path, size and time of change are the same.
     """
 
-    fresh_rows = True
+    owned_rows = True
 
     def __init__(self, paths: Paths, *, index: Path | None = None) -> None:
         self.paths = expand_local(paths, "text")
