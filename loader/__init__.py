@@ -2,7 +2,6 @@
 
 from loader.batchers import BatcherModule as BatcherModule
 from loader.batchers import DefaultBatcher as DefaultBatcher
-from loader.batchers import PackBatcher as PackBatcher
 from loader.batchers import PadBatcher as PadBatcher
 from loader.data_loader import DataLoader as DataLoader
 from loader.data_loader import Epoch as Epoch

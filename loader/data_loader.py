@@ -2,8 +2,7 @@
 
 The batch of a step is computed from the step alone, so where a loader is comes down to one number.
 Everything else here is bookkeeping around it: what the variables show, what the state says, when
-threads start and stop. Every batch travels with its step; one that is not the step awaited (an
-interrupt struck in between) is thrown away and made again.
+threads start and stop. The loop asks the line of tasks for the step it is at, and moves last.
 """
 
 import dataclasses
@@ -25,22 +24,18 @@ from loader.modules.module import LoaderModuleConfig
 from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan, Remainder
 from loader.records.digest import content_key
-from loader.records.jax_settings import thread_settings, x64_enabled
+from loader.records.jax_settings import x64_enabled
 from loader.records.spec import Spec, named_leaves
-from loader.runtime.host_pipeline import HostPipeline
-from loader.runtime.placed_stream import (
-    PlacedStream,
-    finish_batch,
-    place_batch,
-    rows_applied_and_masked,
-)
-from loader.runtime.prefetch import BatchLost
+from loader.runtime.grain_dataset import HostBatches
+from loader.runtime.host_pipeline import HostPipeline, Made
+from loader.runtime.line import Line
+from loader.runtime.placing import Place
 from loader.runtime.stage_checks import refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
-from loader.runtime.workers.threads import HostBatches, HostStream, Threads
+from loader.runtime.workers.threads import Threads
 from loader.sharding.device_operators import OperatedPlacement
 from loader.sharding.mesh_sharder import MeshSharder, placement_on_default_device
-from loader.sharding.placement import Placement
+from loader.sharding.placement import BatchPlacement, Placement
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
 from loader.state.agreement import agree, refuse_unequal_replicas
@@ -56,7 +51,8 @@ class _Cursor:
 
     step: int = 0
     ended: bool = False  # StopIteration was delivered: the next iter() starts again
-    running: HostStream | PlacedStream | None = None  # batches under way, on the host or on devices
+    line: Line[Made] | None = None  # batches under way
+    placed: bool = False  # whether those go onto devices
 
 
 class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=False):
@@ -97,29 +93,29 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
             raise ValueError("mesh and sharder are both given: a MeshSharder has its mesh already")
         self.batcher = PadBatcher() if batcher is None else batcher
         self.sharder = MeshSharder(mesh) if mesh is not None else sharder
-        self.workers = Threads(0) if workers is None else workers
+        self.workers = Threads() if workers is None else workers
         self.prefetch = prefetch
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
         self._cursor = _Cursor()
+        self._recorder = Recorder()
         self._agreed = False
         self._arrange(source, order, plan, microbatches)
         if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
-            self.pipeline.check_operators()
+            self.pipeline.specs.check_operators()
             if self.sharder is not None:
                 self._placement()
 
     def _arrange(self, source: Any, order: Order, plan: Plan, microbatches: int | None) -> None:
         """Put the stages together, with the keys of their draws."""
-        stages = [operator.bound(place, self.rngs) for place, operator in enumerate(self.operators)]
+        bound = [operator.bound(place, self.rngs) for place, operator in enumerate(self.operators)]
         on_host = sum(operator.on == "host" for operator in self.operators)
-        self._device_stages = tuple(stages[on_host:])  # they come last
+        self._device_transforms = tuple(bound[on_host:])  # they come last
         self.pipeline = HostPipeline(
-            source, order, plan, stages[:on_host], self.batcher, microbatches
+            source, order, plan, bound[:on_host], self.batcher, microbatches
         )
-        keyed = [(o, stage.key) for o, stage in zip(self.operators, stages, strict=True)]
+        keyed = [(o, one.key) for o, one in zip(self.operators, bound, strict=True)]
         self._fingerprint = Fingerprint(source, order, keyed, self.batcher)
-        # With jax_enable_x64, and without.
-        self._placements: dict[bool, Placement | OperatedPlacement] = {}
+        self._placements: dict[bool, Placement] = {}  # with jax_enable_x64, and without
 
     # Iteration
 
@@ -129,13 +125,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return self._deliver(PlacedStream)
+        return self._deliver(placed=True)
 
     def host_batches(self) -> Iterator[Any]:
         """Numpy batches of this process's rows, from where the loader is; moves it along."""
         iter(self)
         while not self._at_end():
-            yield self._deliver(HostStream)  # unnamed, so that it is freed when dropped there
+            yield self._deliver(placed=False)  # unnamed, so that it is freed when dropped there
         self._finish()
 
     def by_epoch(self) -> Iterator["Epoch"]:
@@ -159,60 +155,51 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """Begin to prefetch now, for example while the model is being restored."""
         iter(self)
         if not self._at_end():
-            self._running(PlacedStream)
+            self._line(placed=True)
 
-    def _deliver(self, kind: type[HostStream] | type[PlacedStream]) -> Any:
+    def _deliver(self, *, placed: bool) -> Any:
         """The batch of the cursor's step, after which the loader is one further."""
         if self._at_end():
             self._finish()
             raise StopIteration
         asked = time.perf_counter_ns()
-        running = self._cursor.running
-        ready = 0 if running is None else running.ready
-        try:
-            item = self._next_item(kind)
-            if item is None:  # an interrupt has come in between: make it again
-                self.close()
-                item = self._next_item(kind)
-        except BaseException:
-            self.close()  # whatever is under way has moved on: asked again, the same batch comes
-            raise
-        assert item is not None, f"no batch of step {self._cursor.step}"
-        step, batch, *counts = item
-        applied, masked = counts or rows_applied_and_masked(batch, self.pipeline)
-        self._delivered(step, applied, masked)
-        self.pipeline.recorder.delivered(asked, applied, masked, self._batch_bytes, ready)
+        line = self._line(placed)
+        step, ready = self._cursor.step, line.ready
+        made = line.take(step)
+        batch = self._finished(made) if placed else made.batch
+        self._count(step, made)
+        self._recorder.delivered(asked, made, self._batch_bytes, ready)
+        self._cursor.step = step + 1  # last: an interrupt before this loses nothing
         return batch
 
-    def _next_item(self, kind: type[HostStream] | type[PlacedStream]) -> tuple[Any, ...] | None:
-        """What comes next, unless it is not the batch of the cursor's step."""
-        try:
-            item = next(self._running(kind))
-        except (StopIteration, BatchLost):
-            return None
-        return item if item[0] == self._cursor.step else None
-
-    def _running(self, kind: type[HostStream] | type[PlacedStream]) -> HostStream | PlacedStream:
-        running = self._cursor.running
-        if kind is HostStream:
-            if isinstance(running, HostStream):
-                return running
-            self.close()
-            running = self._stream(self._host_batches())
-        else:
-            if isinstance(running, PlacedStream) and running.settings == thread_settings():
-                return running
-            placement = self._placement()
-            self.close()
+    def _line(self, placed: bool) -> Line[Made]:
+        """The line under way, if it is of the kind wanted and began here; else a new one."""
+        cursor = self._cursor
+        if cursor.line is not None and cursor.placed == placed and cursor.line.is_of_here():
+            return cursor.line
+        placement = self._placement() if placed or self.sharder is not None else None
+        self.close()
+        if placed:
             self._agree()
-            batches = self._host_batches(aligned=jax.default_backend() == "cpu")
-            stream = self._stream(batches)
-            running = PlacedStream(stream, placement, self.pipeline, self.prefetch)
-        self._cursor.running = running
-        return running
+        rows = None if placement is None else placement.rows
+        cursor.placed = placed
+        cursor.line = Line(
+            functools.partial(self.pipeline.make, rows=rows),
+            Place(self.pipeline, placement) if placed and placement is not None else None,
+            first=cursor.step,
+            end=self.plan.end,
+            ahead=self.prefetch,
+            helpers=self.workers.helpers if self.prefetch else 0,
+            any_thread=self.pipeline.thread_safe,
+        )
+        return cursor.line
 
-    def _stream(self, batches: HostBatches) -> HostStream:
-        return self.workers.stream(batches, self._cursor.step, ahead=self.prefetch > 0)
+    def _finished(self, made: Made) -> Any:
+        """The batch as the loop sees it. Device operators are dispatched here, by the consumer."""
+        began = time.perf_counter_ns()
+        batch = self._placement().finish(made.batch)
+        made.times_ns["dispatch"] = time.perf_counter_ns() - began
+        return batch
 
     def _agree(self) -> None:
         """On several processes, before the first batch: all must be about to do the same."""
@@ -245,21 +232,16 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         }
         refuse_unequal_replicas(digests, timeout_s)
 
-    def _delivered(self, step: int, applied: int, masked: int) -> None:
-        """Note that the batch of this step is now the consumer's."""
-        plan = self.plan
-        start, stop = plan.span(step)
-        self.epoch.set_value(start // plan.num_records)
-        self.position.set_value(stop)
+    def _count(self, step: int, made: Made) -> None:
+        """Set the variables and counters from the numbers that travel with a batch."""
+        self.epoch.set_value(made.start // self.plan.num_records)
+        self.position.set_value(made.stop)
         self.idx.set_value(step)
-        self.current.set_value((start, stop - 1))
-        self.count(applied, masked)
-        for stage in self.operators:
-            stage.count(applied, masked)
-        self.batcher.count(applied, masked)
-        if self.sharder is not None:
-            self.sharder.count(applied, masked)
-        self._cursor.step = step + 1
+        self.current.set_value((made.start, made.stop - 1))
+        self.count(made.applied, made.masked)
+        for stage in (*self.operators, self.batcher, self.sharder):
+            if stage is not None:
+                stage.count(made.applied, made.masked)
 
     def _at_end(self) -> bool:
         end = self.plan.end
@@ -271,13 +253,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
 
     def stats(self) -> Stats:
         """What has happened so far; the difference of two of them is what happened in between."""
-        return self.pipeline.recorder.stats()
+        return self._recorder.stats()
 
     @functools.cached_property
     def _batch_bytes(self) -> int:
         """The size of a host batch of this process."""
         rows = None if self.sharder is None else self._placement().rows
-        return self.pipeline.num_bytes(self.plan.batch_size if rows is None else len(rows))
+        return self.pipeline.specs.num_bytes(self.plan.batch_size if rows is None else len(rows))
 
     # Batches by number
 
@@ -313,9 +295,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """The batch of any step, wherever the loader is; it does not move."""
         step = self._checked_step(step, after_the_end=0)
         placement = self._placement()
-        host_batch = self.pipeline.batch(step, placement.rows)
-        placed = place_batch(host_batch, step, placement, self.pipeline)
-        return finish_batch(placed, placement, self.pipeline.recorder)
+        place = Place(self.pipeline, placement)
+        return self._finished(place(self.pipeline.make(step, placement.rows)))
 
     def host_batch_at(self, step: int) -> Any:
         """The numpy batch of any step, all of its rows, before any device operator."""
@@ -327,18 +308,14 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         All rows on every process, whatever remainder, epochs and steps say of training.
         """
         plan = Plan(self.plan.num_records, self.plan.batch_size)
-        work = self.pipeline.replaced(plan=plan, recorder=Recorder())
+        pipeline = self.pipeline.replaced(plan=plan)
         for step in range(plan.steps_per_epoch):
             start, stop = plan.span(step)
-            yield work.batch(step, np.arange(stop - start))
+            yield pipeline.batch(step, np.arange(stop - start))
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
-        return self._host_batches()
-
-    def _host_batches(self, *, aligned: bool = False) -> HostBatches:
-        rows = None if self.sharder is None else self._placement().rows
-        return HostBatches(self.pipeline, rows, aligned)
+        return HostBatches(self.pipeline, None if self.sharder is None else self._placement().rows)
 
     def explain(self) -> str:
         """Print, and return, a table of where each leaf goes and what of it is read here."""
@@ -346,20 +323,20 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         print(table)
         return table
 
-    def _placement(self) -> Placement | OperatedPlacement:
+    def _placement(self) -> Placement:
         x64 = x64_enabled()
         if x64 not in self._placements:
-            batch_size, microbatches = self.plan.batch_size, self.pipeline.microbatches
+            batch_size, microbatches = self.plan.batch_size, self.microbatches
 
-            def place(spec: Spec) -> Placement:
+            def place(spec: Spec) -> BatchPlacement:
                 if self.sharder is None:
                     return placement_on_default_device(spec, batch_size, microbatches)
                 return self.sharder.placement(spec, batch_size, microbatches)
 
-            spec, stages = self.pipeline.batch_spec(), self._device_stages
+            spec, operators = self.pipeline.batch_spec(), self._device_transforms
             self._placements[x64] = (
-                OperatedPlacement(stages, spec, batch_size, microbatches, place)
-                if stages
+                OperatedPlacement(operators, spec, batch_size, microbatches, place)
+                if operators
                 else place(spec)
             )
         return self._placements[x64]
@@ -439,9 +416,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
 
     def close(self) -> None:
         """Stop threads. The loader stays where it is; iterating again starts them again."""
-        running, self._cursor.running = self._cursor.running, None
-        self.pipeline.recorder.paused()
-        if running is not None and (still := running.close()):
+        line, self._cursor.line = self._cursor.line, None
+        self._recorder.paused()
+        if line is not None and (still := line.close()):
             warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> Self:
@@ -454,7 +431,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """An independent loader over the same source, at the same place."""
         new = super().clone()
         new._cursor = _Cursor(step=self._cursor.step, ended=self._cursor.ended)
-        new.pipeline = self.pipeline.replaced(batcher=new.batcher, recorder=Recorder())
+        new.pipeline = self.pipeline.replaced(batcher=new.batcher)
+        new._recorder = Recorder()
         return new
 
     def copy(
@@ -467,8 +445,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=Fa
         """A loader like this one, at the same place; with other rngs, operators draw by those."""
         new = super().copy(config=config, rngs=rngs, name=name)
         if rngs is not None:
-            work = self.pipeline
-            new._arrange(work.source, work.order, work.plan, work.microbatches)
+            old = self.pipeline
+            new._arrange(old.source, old.order, old.plan, old.microbatches)
         return new
 
     def __copy__(self) -> Self:

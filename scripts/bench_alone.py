@@ -17,7 +17,9 @@ from bench_process import in_child
 from bench_timing import Pace, hold
 
 from loader import ArraySource, DataLoader, Sequential, Shuffle
-from loader.runtime.stats import STAGES, Recorder, traced
+from loader.records.jax_settings import traced
+from loader.runtime.host_pipeline import Made
+from loader.runtime.stats import STAGES, Recorder
 
 _LABELS = {"label": ((), "int32")}
 _FAR = 10**9
@@ -158,11 +160,12 @@ def _stats(times: int) -> float:
 
     def note_a_batch() -> None:
         start = now = time.perf_counter_ns()
+        times_ns = {}
         for stage in STAGES:
             with traced(stage):
                 earlier, now = now, time.perf_counter_ns()
-                recorder.add((stage, now - earlier))
-        recorder.delivered(start, 256, 0, 1 << 20, 2)
+                times_ns[stage] = now - earlier
+        recorder.delivered(start, Made(None, 0, 256, 256, 0, times_ns), 1 << 20, 2)
 
     return _median_us(note_a_batch, times)
 

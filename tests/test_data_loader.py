@@ -305,7 +305,7 @@ def test_large_integers_are_narrowed_only_if_they_fit():
     host = list(loader.host_batches())
     step = next(s for s, b in enumerate(host) if 2**31 in b["n"])
     loader.seek(step)
-    with pytest.raises(ValueError, match=r"leaf 'n' of record 9 holds 2147483648.*fit int32"):
+    with pytest.raises(ValueError, match=r"record 9: leaf 'n' holds 2147483648.*fit int32"):
         next(loader)
     with pytest.raises(ValueError, match="record 9"):  # it comes again; nothing was skipped
         next(loader)
@@ -493,7 +493,7 @@ def test_numpy_integers_are_integers():
 
 def test_a_number_that_does_not_fit_is_named_wherever_it_is():
     data = {"n": np.array([1, 2, 3, 2**40, 5, 6])}
-    with pytest.raises(ValueError, match=r"leaf 'n' of record 3 holds 1099511627776"):
+    with pytest.raises(ValueError, match=r"record 3: leaf 'n' holds 1099511627776"):
         next(DataLoader(data, batch_size=6, microbatches=2))
 
     class Scalar(PadBatcher):

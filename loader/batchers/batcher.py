@@ -6,9 +6,8 @@ an iterator of records and calls the same `collate`.
 """
 
 import itertools
-import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -16,9 +15,7 @@ from flax import nnx
 
 from loader.modules.structural import StructuralConfig, StructuralModule
 from loader.records.spec import Spec, prepend, with_mask
-from loader.records.stacking import stack
-
-_in_a_loader = threading.local()
+from loader.records.stacking import stack, unstack
 
 
 class BatcherModule(StructuralModule):
@@ -31,8 +28,26 @@ class BatcherModule(StructuralModule):
     #: Whether `collate` fills rows that are not valid. One that does not needs remainder="drop".
     pads: ClassVar[bool] = True
 
-    #: What to give a DataLoader instead, where a batch of records does not make exactly one batch.
-    instead_in_a_loader: ClassVar[str | None] = None
+    #: Whether any thread may make any batch, several at once. A subclass says so itself, or it is
+    #: False: it may have added anything.
+    thread_safe: ClassVar[bool] = False
+
+    #: Which method makes a batch: the one that was defined last. Set for each subclass.
+    made_by: ClassVar[Literal["collate", "process"]] = "collate"
+
+    #: Whether `batch_spec` is as new as what makes a batch; else a trial shows the spec. Set for
+    #: each subclass.
+    states_spec: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        cls.thread_safe = own.get("thread_safe", False)
+        if "collate" in own or "process" in own:
+            cls.made_by = "collate" if "collate" in own else "process"
+            cls.states_spec = "batch_spec" in own
+        elif "batch_spec" in own:
+            cls.states_spec = True
 
     def __init__(
         self,
@@ -65,8 +80,7 @@ class BatcherModule(StructuralModule):
             records = list(itertools.islice(elements, size))
             if not records or (drop_remainder and len(records) < size):
                 return
-            if not getattr(_in_a_loader, "now", False):
-                self.count(applied=len(records), skipped=size - len(records))
+            self.count(applied=len(records), skipped=size - len(records))
             yield self._collate_records(records, first, np.arange(size) < len(records))
 
     def _collate_records(self, records: list[Any], first: int, valid: np.ndarray) -> Any:
@@ -81,17 +95,16 @@ class BatcherModule(StructuralModule):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how to collate")
 
-    def process_one_batch(self, records: list[Any], batch_size: int) -> Any:
-        """The batch that `process` makes of these records; not counted, the loader does that."""
-        _in_a_loader.now = True
-        try:
-            batches = list(self.process(iter(records), batch_size=batch_size))
-        finally:
-            _in_a_loader.now = False
+    def batch_of(self, rows: Any, valid: np.ndarray) -> Any:
+        """The batch of these rows, by `collate` or `process`, whichever makes batches here."""
+        if self.made_by == "collate":
+            return self.collate(rows, valid)
+        batches = list(self.process(iter(unstack(rows)), batch_size=len(valid)))
         if len(batches) != 1:
             raise ValueError(
-                f"{type(self).__name__}.process made {len(batches)} batches of {len(records)} "
-                f"records with batch_size={batch_size}: it must make one"
+                f"{type(self).__name__}.process made {len(batches)} batches of "
+                f"{len(jax.tree.leaves(rows)[0])} records with batch_size={len(valid)}: it must "
+                "make one"
             )
         return batches[0]
 

@@ -1,8 +1,12 @@
 """What JAX is set to in this thread."""
 
+import contextlib
 from typing import Any
 
 import jax
+from jax.profiler import TraceAnnotation
+
+_NOTHING = contextlib.nullcontext()
 
 
 def x64_enabled() -> bool:
@@ -31,3 +35,8 @@ def transfers_are_guarded() -> bool:
 def thread_settings() -> tuple[bool, Any]:
     """What JAX keeps per thread and placing depends on: x64, and the default device."""
     return x64_enabled(), default_device()
+
+
+def traced(part: str) -> contextlib.AbstractContextManager[Any]:
+    """Shows this part of the flow in a trace of `jax.profiler`, if one is being taken."""
+    return TraceAnnotation(f"gristmill/{part}") if TraceAnnotation.is_enabled() else _NOTHING

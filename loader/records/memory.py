@@ -1,12 +1,10 @@
 """Memory for the rows of a batch, and rows of an array copied into it.
 
 JAX takes numpy memory as it is onto a CPU device if it begins at a multiple of 64 bytes; else it
-copies it, in a thread of its own that must be waited for. numpy promises 16. Copying to a multiple
-of 64 from where numpy's own arrays lie is some 10 % slower, so it is done only for CPU devices.
+copies it, in a thread of its own that must be waited for. numpy promises 16.
 """
 
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,30 +16,18 @@ from loader.records.kept_memory import MOST_KEPT, Memory, kept_memory
 _ALIGNMENT = 64
 _SMALL = 32768  # bytes: less is copied as fast as it is aligned
 _LARGE = 2**20  # bytes: malloc keeps less to itself
-_here = threading.local()
-
-
-def align_rows(on: bool) -> None:
-    """From now on, in this thread, rows are for a CPU device, or not. It changes the speed only."""
-    _here.aligned = on
 
 
 def empty_rows(shape: Sequence[int], dtype: Any) -> np.ndarray:
     """An array to be filled."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    aligned = getattr(_here, "aligned", False)
-    if dtype.hasobject or size < (_SMALL if aligned else _LARGE):
+    if dtype.hasobject or size < _SMALL:
         return np.empty(shape, dtype)
     size += _ALIGNMENT
     memory = kept_memory(size) if _LARGE <= size <= MOST_KEPT else Memory(size, np.uint8)
     address = memory.__array_interface__["data"][0]
-    return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT if aligned else 0)
-
-
-def stays_aligned(size: int) -> bool:
-    """Whether what follows so many bytes in the same memory is as good as aligned too."""
-    return size < _SMALL or size % _ALIGNMENT == 0
+    return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT)
 
 
 def is_view(array: np.ndarray) -> bool:

@@ -1,17 +1,16 @@
 """Any iterator of host batches, placed on devices ahead of the loop."""
 
 import copy
-import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, Self, TypeVar, cast
 
 import jax
 
 from loader.records.spec import spec_of
-from loader.runtime.prefetch import Ahead, BatchLost
+from loader.runtime.line import Line
 from loader.sharding.mesh_sharder import MeshSharder
-from loader.sharding.placement import Placement
+from loader.sharding.placement import BatchPlacement
 
 T = TypeVar("T")
 
@@ -26,8 +25,9 @@ class DevicePrefetcher(Generic[T]):
     true to the last batch delivered. Such a stream resumes where it was, but it is not elastic: its
     state belongs to the number of processes, and to the batch size, it was saved with.
 
-    The iterator must give fresh arrays: JAX may alias a batch that has been placed, so one that
-    fills the same buffer again changes batches already delivered.
+    One helper thread advances the iterator, and no other thread does. The iterator must give fresh
+    arrays: JAX may alias a batch that has been placed, so an iterator that fills the same buffer
+    again changes batches already delivered.
     """
 
     def __init__(
@@ -40,71 +40,62 @@ class DevicePrefetcher(Generic[T]):
                 f"sharder must be a MeshSharder, such as MeshSharder(mesh): {sharder!r}"
             )
         self._batches: Any = iter(batches)
-        self._place = _Placer(sharder)
-        self._prefetch = prefetch
-        self._ahead: Ahead[Any] | None = None
-        self._stuck: Ahead[Any] | None = None  # closed, and its thread still has the iterator
         self._has_state = hasattr(self._batches, "get_state") and hasattr(
             self._batches, "set_state"
         )
-        self._state = self._snapshot()
-        self._broken = False
+        self._placer = _Placer(sharder)
+        self._prefetch = prefetch
+        self._line: Line[tuple[Any, Any]] | None = None
+        self._stuck: Line[tuple[Any, Any]] | None = None  # closed; its helper has the iterator
+        # How many batches of this line were delivered, and the state after the last of them.
+        self._at: tuple[int, Any] = (0, self._snapshot())
+        self._ended: Exception | None = None  # what every later `next` raises
 
     def start(self) -> None:
         """Begin to work ahead now, before the first batch is asked for."""
-        self._need_iterator()
-        if self._prefetch and self._ahead is None:
-            make = _Make(self._batches, self._place, self._has_state)
-            self._ahead = Ahead(make, _do_nothing, self._prefetch, "device-prefetch")
+        self._running()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        if self._broken:
-            raise BatchLost("an interrupt has cost batches of a stream that has no state")
-        self.start()
-        try:
-            if self._ahead is None:
-                batch, state = _Make(self._batches, self._place, self._has_state)()
-            else:
-                batch, state = self._ahead.take()
-        except StopIteration:
-            raise
-        except BatchLost:
-            self._give_up()
-            return next(self)
-        except BaseException as error:
-            if not isinstance(error, Exception) or self._ahead is None:
-                self._give_up()
-            raise
-        self._state = state
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
+        line = self._running()
+        number, _ = self._at
+        value, error = line.outcome(number)
+        if error is not None:
+            again = RuntimeError("the stream has ended with an error, which was raised before")
+            self._ended = error if isinstance(error, StopIteration) else again
+            line.close()
+            raise error
+        batch, state = cast(tuple[Any, Any], value)
+        self._at = number + 1, state  # last: an interrupt before this loses nothing
         return batch
 
     def get_state(self) -> Any:
         """The state of the inner iterator after the last batch delivered."""
         self._need_state()
-        return copy.deepcopy(self._state)
+        return copy.deepcopy(self._at[1])
 
     def set_state(self, state: Any) -> None:
         """Go on from a state of the inner iterator."""
         self._need_state()
         self.close()
-        self._need_iterator()
+        self._free_iterator()
         self._batches.set_state(state)
-        self._state = self._snapshot()
+        self._at = 0, self._snapshot()
+        self._ended = None
 
     def close(self) -> None:
-        """Stop the thread. What it had read ahead is lost, unless the iterator has state."""
-        if self._ahead is None:
+        """Stop the helper. What it had read ahead is lost, unless the iterator has state."""
+        if self._line is None:
             return
-        self._stuck, self._ahead = self._ahead, None  # until it is known to have ended
+        self._stuck, self._line = self._line, None  # until the helper is known to have ended
         if still := self._stuck.close():
             warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
-            return
-        if self._has_state:
-            self._batches.set_state(self._state)
-        self._stuck = None
+        else:
+            self._free_iterator()
 
     def __enter__(self) -> Self:
         return self
@@ -112,22 +103,23 @@ class DevicePrefetcher(Generic[T]):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _give_up(self) -> None:
-        """After an interrupt: go back to the last batch delivered, if the iterator can."""
-        self.close()
-        if self._has_state and self._stuck is None:
-            self._batches.set_state(self._state)
-        self._broken = not self._has_state
+    def _running(self) -> Line[tuple[Any, Any]]:
+        if self._line is None:
+            self._free_iterator()
+            self._at = 0, self._at[1]
+            advance = _Advance(self._batches, self._has_state)
+            self._line = Line(advance, self._placer, ahead=self._prefetch, name="device-prefetch")
+        return self._line
 
-    def _need_iterator(self) -> None:
-        if self._stuck is not None:
-            if still := self._stuck.close():
-                raise RuntimeError(
-                    f"{still}, and has the iterator: it cannot go on before that ends"
-                )
-            if self._has_state:
-                self._batches.set_state(self._state)
-            self._stuck = None
+    def _free_iterator(self) -> None:
+        """Take the iterator back from a helper that was stopped, at the last batch delivered."""
+        if self._stuck is None:
+            return
+        if still := self._stuck.close():
+            raise RuntimeError(f"{still}, and has the iterator: it cannot go on before that ends")
+        if self._has_state:
+            self._batches.set_state(copy.deepcopy(self._at[1]))
+        self._stuck = None
 
     def _snapshot(self) -> Any:
         return copy.deepcopy(self._batches.get_state()) if self._has_state else None
@@ -140,18 +132,23 @@ class DevicePrefetcher(Generic[T]):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Make:
-    """One batch from the iterator, placed, with the state after it."""
+class _Advance:
+    """Makes the tasks of a stream: its next batch, with the state after it."""
 
-    batches: Any
-    place: Callable[[Any], Any]
-    has_state: bool
+    def __init__(self, batches: Any, has_state: bool) -> None:
+        self._batches = batches
+        self._has_state = has_state
+        self._ended = False
 
-    def __call__(self) -> tuple[Any, Any]:
-        batch = next(self.batches)
-        state = copy.deepcopy(self.batches.get_state()) if self.has_state else None
-        return self.place(batch), state
+    def __call__(self, number: int) -> tuple[Any, Any]:
+        if self._ended:
+            raise StopIteration
+        try:
+            batch = next(self._batches)
+            return batch, copy.deepcopy(self._batches.get_state()) if self._has_state else None
+        except BaseException:
+            self._ended = True  # the iterator is not asked again
+            raise
 
 
 class _Placer:
@@ -159,22 +156,19 @@ class _Placer:
 
     def __init__(self, sharder: MeshSharder | None) -> None:
         self._sharder = sharder
-        self._placements: dict[Any, Placement] = {}
+        self._placements: dict[Any, BatchPlacement] = {}
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        batch, state = made
         leaves, tree = jax.tree.flatten(batch)
         key = (tree, *((getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves))
         if key not in self._placements:
             if len(self._placements) >= _MOST_PLACEMENTS:
                 self._placements.clear()
             self._placements[key] = self._placement(batch)
-        return self._placements[key].place(batch, lambda row: None)
+        return self._placements[key].place(batch), state
 
-    def _placement(self, batch: Any) -> Placement:
+    def _placement(self, batch: Any) -> BatchPlacement:
         if self._sharder is not None:
             return self._sharder.placement_of(batch)
-        return Placement(spec_of(batch), 1, None)
-
-
-def _do_nothing() -> None:
-    pass
+        return BatchPlacement(spec_of(batch), 1, None)

@@ -29,12 +29,6 @@ def refuse_unfit_stages(
     ):
         if not isinstance(stage, kind):
             raise TypeError(f"got {stage!r} where an instance is needed, such as {example}")
-    if loader.batcher.instead_in_a_loader is not None:
-        raise ValueError(
-            f"{type(loader.batcher).__name__} does not make exactly one batch of the "
-            "records of one, which a loader needs to find a batch by its step: use "
-            f"{loader.batcher.instead_in_a_loader}"
-        )
     if isinstance(order, type) or not hasattr(order, "records"):
         raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
     order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order

@@ -7,14 +7,12 @@ Stages of host work may run in several threads at once, so their times may add u
 time that has passed. In a trace of `jax.profiler` they show up as `gristmill/read` and so on.
 """
 
-import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from jax.profiler import TraceAnnotation
+from loader.runtime.host_pipeline import Made
 
 #: read: from the source; operators: on the host; batch: stack, pad, mask; place: onto devices;
 #: dispatch: of device operators, by the consumer.
@@ -23,10 +21,10 @@ STAGES: tuple[str, ...] = ("read", "operators", "batch", "place", "dispatch")
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Sums over the batches delivered so far; `stages_s` also counts batches made ahead."""
+    """Sums over the batches delivered so far; `stages_s` is where their time went."""
 
     batches: int = 0
-    rows: int = 0  # that are no padding
+    rows: int = 0  # that are not padding
     masked_rows: int = 0
     bytes: int = 0  # of host batches of this process
     elapsed_s: float = 0.0  # while iterating, the loop's own steps included
@@ -104,29 +102,28 @@ class Stats:
 
 
 class Recorder:
-    """Where a running loader notes what happens."""
+    """Where a running loader notes what happens, in the consumer's thread alone."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may ask while something is noted
         self._stages_ns: dict[str, int] = dict.fromkeys(STAGES, 0)
         self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
         self._last_ns: int | None = None  # when the last batch of this iteration was delivered
 
-    def add(self, *stages_ns: tuple[str, int]) -> None:
-        """Note the times of some stages."""
-        with self._lock:
-            for stage, ns in stages_ns:
-                self._stages_ns[stage] += ns
+    def add(self, times_ns: Mapping[str, int]) -> None:
+        """Note where the time of a batch went."""
+        for stage, ns in times_ns.items():
+            self._stages_ns[stage] += ns
 
-    def delivered(self, asked_ns: int, rows: int, masked: int, size: int, ready: int) -> None:
-        """Note a batch that was asked for then and is delivered now."""
+    def delivered(self, asked_ns: int, made: Made, size: int, ready: int) -> None:
+        """Note a batch of so many bytes that was asked for then and is delivered now."""
+        self.add(made.times_ns)
         now = time.perf_counter_ns()
         since = asked_ns if self._last_ns is None else self._last_ns
         self._last_ns = now
         sums = self._sums
         sums[0] += 1
-        sums[1] += rows
-        sums[2] += masked
+        sums[1] += made.applied
+        sums[2] += made.masked
         sums[3] += size
         sums[4] += now - since
         sums[5] += now - asked_ns
@@ -139,14 +136,5 @@ class Recorder:
     def stats(self) -> Stats:
         """What has been noted so far."""
         batches, rows, masked, size, elapsed, waiting, depth = self._sums
-        with self._lock:
-            stages = {name: ns / 1e9 for name, ns in self._stages_ns.items()}
+        stages = {name: ns / 1e9 for name, ns in self._stages_ns.items()}
         return Stats(batches, rows, masked, size, elapsed / 1e9, waiting / 1e9, depth, stages)
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-def traced(stage: str) -> contextlib.AbstractContextManager[Any]:
-    """Shows the stage in a trace of `jax.profiler`, if one is being taken."""
-    return TraceAnnotation(f"gristmill/{stage}") if TraceAnnotation.is_enabled() else _NOTHING

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from loader.records.integers import Int64s
+from loader.records.jax_settings import traced
 from loader.records.narrowing import device_dtype, narrowed, unplaceable
 from loader.records.spec import (
     VALID_MASK,
@@ -24,7 +25,7 @@ from loader.records.spec import (
     spec_of,
     without_rows,
 )
-from loader.sharding.placement import Placement
+from loader.sharding.placement import BatchPlacement
 from loader.transforms.bound_transform import BoundTransform
 from loader.transforms.transform import SpecUnknown, call, checked_rows, draws_of, spec_after
 
@@ -39,18 +40,18 @@ class OperatedPlacement:
 
     def __init__(
         self,
-        stages: Sequence[BoundTransform],
+        transforms: Sequence[BoundTransform],
         spec: Spec,
         batch_size: int,
         microbatches: int | None,
-        place_output: Callable[[Spec], Placement],
+        place_output: Callable[[Spec], BatchPlacement],
     ) -> None:
         for name, leaf in named_leaves(spec):
             if device_dtype(leaf.dtype) is None:
                 raise unplaceable(name, leaf.dtype)
         self._spec = spec
-        self._stages = tuple(stages)
-        count = sum(draws_of(stage.transform) for stage in stages)
+        self._transforms = tuple(transforms)
+        count = sum(draws_of(bound.transform) for bound in transforms)
         rows = (batch_size,) if microbatches is None else (microbatches, batch_size // microbatches)
         taken = {_INPUT: spec}
         if count:
@@ -64,12 +65,13 @@ class OperatedPlacement:
         if shardings is not None:
             shardings = _input_shardings(taken, self._output, len(rows))
             function = _sharding_by_compiler(function, self._output)
-        self._input = Placement(taken, batch_size, microbatches, shardings, prefix=f"{_INPUT}/")
+        self._input = BatchPlacement(
+            taken, batch_size, microbatches, shardings, prefix=f"{_INPUT}/"
+        )
         self._function = jax.jit(function, out_shardings=self._output.shardings)
         self._has_draws = count > 0
         self.spec = self._output.spec
         self.rows = self._input.rows
-        self.place = self._input.place
 
     def table(self) -> str:
         """As that of a `Placement`, of what comes out; and what was narrowed on the way in."""
@@ -82,22 +84,19 @@ class OperatedPlacement:
         ]
         return "\n".join([self._output.table(), *narrowed_leaves])
 
-    def with_draws(self, host_batch: Any, start: int) -> dict[str, Any]:
-        """What is to be placed: the batch, and the draws of its rows from position `start` on."""
-        if not self._has_draws:
-            return {_INPUT: host_batch}
-        draws = self._draw(start + (self._all_rows if self.rows is None else self.rows))
-        return {
-            _INPUT: host_batch,
-            _DRAWS: draws.reshape(*self._rows_shape[:-1], -1, draws.shape[-1]),
-        }
+    def place(self, host_batch: Any, start: int) -> Any:
+        taken = {_INPUT: host_batch}
+        if self._has_draws:
+            draws = self._draw(start + (self._all_rows if self.rows is None else self.rows))
+            taken[_DRAWS] = draws.reshape(*self._rows_shape[:-1], -1, draws.shape[-1])
+        return self._input.place(taken)
 
-    def finish(self, placed: dict[str, Any]) -> Any:
-        """The batch, from what was placed. Dispatches; does not wait."""
-        return self._function(placed)
+    def finish(self, placed: Any) -> Any:
+        with traced("dispatch"):
+            return self._function(placed)  # dispatches, and does not wait
 
     def _draw(self, positions: Int64s) -> np.ndarray:
-        drawn = [stage.draw(positions) for stage in self._stages]
+        drawn = [bound.draw(positions) for bound in self._transforms]
         return np.concatenate([draws for draws in drawn if draws is not None], axis=1)
 
     def _on_rows(self, taken: dict[str, Any]) -> Any:
@@ -106,18 +105,18 @@ class OperatedPlacement:
         rows, apart = _rows_and_others(batch, count)
         valid = apart.get(VALID_MASK, jnp.ones(count, bool))
         first = 0
-        for stage in self._stages:
-            last = first + draws_of(stage.transform)
+        for bound in self._transforms:
+            last = first + draws_of(bound.transform)
             own = None if draws is None else draws[:, first:last]
             with contextlib.suppress(SpecUnknown):  # says best what does not fit
                 spec_after(
-                    stage.transform, stage.name, without_rows(spec_of(rows)), try_zeros=False
+                    bound.transform, bound.name, without_rows(spec_of(rows)), try_zeros=False
                 )
-            rows = checked_rows(stage.name, call(stage.transform, rows, own, valid), count)
+            rows = checked_rows(bound.name, call(bound.transform, rows, own, valid), count)
             first = last
             if apart and not isinstance(rows, dict):
                 raise ValueError(
-                    f"operator {stage.name} returned a {type(rows).__name__}: a batch with a mask "
+                    f"operator {bound.name} returned a {type(rows).__name__}: a batch with a mask "
                     "is a dict, and must stay one"
                 )
             refuse_mask_key(rows)
@@ -142,7 +141,7 @@ def _zeroed(leaf: Any, valid: Any) -> Any:
     return jnp.where(valid.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype))
 
 
-def _input_shardings(taken: Spec, output: Placement, row_axes: int) -> Any:
+def _input_shardings(taken: Spec, output: BatchPlacement, row_axes: int) -> Any:
     """Where inputs go: as in the output if they pass unchanged, else split by rows."""
     made = dict(jax.tree_util.tree_flatten_with_path(output.spec)[0])
     mask = output.spec.get(VALID_MASK) if isinstance(output.spec, dict) else None
@@ -157,6 +156,8 @@ def _input_shardings(taken: Spec, output: Placement, row_axes: int) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, narrowed(taken))
 
 
-def _sharding_by_compiler(function: Callable[..., Any], output: Placement) -> Callable[..., Any]:
+def _sharding_by_compiler(
+    function: Callable[..., Any], output: BatchPlacement
+) -> Callable[..., Any]:
     """The function, with axes that JAX would have us reason about left to the compiler."""
     return jax.sharding.auto_axes(function, out_sharding=output.shardings)

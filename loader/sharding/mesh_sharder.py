@@ -24,7 +24,7 @@ from loader.partition.correction import as_entry, refuse_misfit
 from loader.partition.mesh import names_of
 from loader.records.narrowing import device_dtype, survives
 from loader.records.spec import VALID_MASK, Spec, leaf_name, named_leaves, spec_of
-from loader.sharding.placement import Placement
+from loader.sharding.placement import BatchPlacement
 from loader.sharding.sharder_module import (
     LogicalAxisSpec,
     SharderModule,
@@ -130,11 +130,11 @@ class MeshSharder(SharderModule):
         found = [NamedSharding(self.mesh, specs[name]) for name in names]
         return jax.tree.unflatten(jax.tree.structure(spec), found)
 
-    def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
+    def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> BatchPlacement:
         shardings = self.shardings(spec, batch_size, microbatches)
-        return Placement(spec, batch_size, microbatches, shardings)
+        return BatchPlacement(spec, batch_size, microbatches, shardings)
 
-    def placement_of(self, batch: Any) -> Placement:
+    def placement_of(self, batch: Any) -> BatchPlacement:
         """Where the leaves of this host batch go; on several processes, it is this one's rows."""
         spec = spec_of(batch)
         if jax.process_count() == 1:
@@ -253,11 +253,13 @@ def _matches(regex: str, name: str) -> bool:
     return found(regex, name) is not None
 
 
-def placement_on_default_device(spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
+def placement_on_default_device(
+    spec: Spec, batch_size: int, microbatches: int | None
+) -> BatchPlacement:
     """Everything on the default device: for one process only."""
     if jax.process_count() > 1:
         raise ValueError(
             f"this is one of {jax.process_count()} processes, and without a mesh each would keep a "
             "whole batch to itself: pass DataLoader(..., mesh=mesh)"
         )
-    return Placement(spec, batch_size, microbatches)
+    return BatchPlacement(spec, batch_size, microbatches)

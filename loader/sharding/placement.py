@@ -8,20 +8,50 @@ A buffer that has been placed may be aliased by JAX. It is never written again, 
 two batches.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from loader.records.errors import RowError
 from loader.records.integers import Int64s
 from loader.records.jax_settings import default_device, transfers_are_guarded
 from loader.records.narrowing import device_dtype, narrowed, on_host, survives, unplaceable
 from loader.records.spec import Spec, named_leaves
+from loader.sharding.explain import table_of
 from loader.sharding.leaf_placement import LeafPlacement
 
 
-class Placement:
+class Placement(Protocol):
+    """What the runtime asks of whatever brings batches onto devices."""
+
+    @property
+    def rows(self) -> Int64s | None:
+        """The rows of a batch that this process needs, ascending; None for all of them."""
+        ...
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of a batch as the loop sees it, shardings included."""
+        ...
+
+    def place(self, host_batch: Any, start: int) -> Any:
+        """The rows of this process on its devices; `start` is the batch's first position.
+
+        `RowError` names the leaf and the row of a value that no device can hold.
+        """
+        ...
+
+    def finish(self, placed: Any) -> Any:
+        """The batch as the loop sees it, from what was placed. Called by the consumer."""
+        ...
+
+    def table(self) -> str:
+        """Where each leaf goes, for people to read."""
+        ...
+
+
+class BatchPlacement:
     """Where every leaf of a batch goes.
 
     `spec` is that of the whole batch as the host gives it; `shardings` mirrors it, or is None for
@@ -56,29 +86,25 @@ class Placement:
 
     @property
     def rows(self) -> Int64s | None:
-        """The rows of a batch that this process needs, ascending; None for all of them."""
         if self._columns is None:
             return None
         starts = np.arange(np.prod(self._rows_shape[:-1], dtype=int)) * self._rows_shape[-1]
         return (starts[:, None] + self._columns).ravel()
 
-    def place(self, host_batch: Any, record_of: Callable[[int], str | None]) -> Any:
-        """The rows of this process, as arrays of the whole batch.
-
-        `record_of` names the record of a row, for an error.
-        """
+    def place(self, host_batch: Any, start: int = 0) -> Any:
         device, guarded = default_device(), transfers_are_guarded()
         placed = []
         for number, leaf in enumerate(self._tree.flatten_up_to(host_batch)):
             if type(leaf) is not np.ndarray or leaf.dtype != self._as_they_are[number]:
-                leaf = self._narrowed(number, leaf, record_of)
+                leaf = self._narrowed(number, leaf)
             place = self._places[number]
             placed.append(place.place_by_jax(leaf) if guarded else place.place(leaf, device))
         return self._tree.unflatten(placed)
 
-    def _narrowed(
-        self, number: int, leaf: Any, record_of: Callable[[int], str | None]
-    ) -> np.ndarray | jax.Array:
+    def finish(self, placed: Any) -> Any:
+        return placed
+
+    def _narrowed(self, number: int, leaf: Any) -> np.ndarray | jax.Array:
         """The leaf in the dtype of the spec. `ValueError` for an integer that does not fit."""
         leaf = on_host(leaf)
         dtype = self._as_they_are[number]
@@ -86,52 +112,25 @@ class Placement:
             raise unplaceable(self._names[number], leaf.dtype)
         small = leaf if leaf.dtype == dtype else leaf.astype(dtype)
         if small is not leaf and not survives(leaf, small):
-            raise self._does_not_fit(self._names[number], leaf, small, record_of)
+            raise self._does_not_fit(self._names[number], leaf, small)
         return small
 
-    def _does_not_fit(
-        self, name: str, leaf: Any, small: Any, record_of: Callable[[int], str | None]
-    ) -> ValueError:
+    def _does_not_fit(self, name: str, leaf: Any, small: Any) -> ValueError:
         where = tuple(np.argwhere(small != leaf)[0].tolist())
+        message = (
+            f"leaf {name!r} holds {leaf[where]}, which does not fit {small.dtype}: use smaller "
+            "values, cast the leaf to a float with an operator, or turn on jax_enable_x64"
+        )
         rows_shape = self._rows_shape
         if self._columns is not None:
             rows_shape = (*rows_shape[:-1], self._columns.size)
-        record = None
-        if leaf.shape[: len(rows_shape)] == rows_shape:
-            row = int(np.ravel_multi_index(where[: len(rows_shape)], rows_shape))
-            record = record_of(row if self.rows is None else int(self.rows[row]))
-        return ValueError(
-            f"leaf {name!r}{'' if record is None else f' of record {record}'} holds {leaf[where]}, "
-            f"which does not fit {small.dtype}: use smaller values, cast the leaf to a float with "
-            "an operator, or turn on jax_enable_x64"
-        )
+        if leaf.shape[: len(rows_shape)] != rows_shape:
+            return ValueError(message)
+        row = int(np.ravel_multi_index(where[: len(rows_shape)], rows_shape))
+        return RowError(row if self.rows is None else int(self.rows[row]), message)
 
     def table(self) -> str:
-        """A line per leaf: name, shape, dtype, spec, shape on a device, rows read, bytes a step."""
-        header = ["leaf", "shape", "dtype", "spec", "on a device", "rows read here", "bytes a step"]
-        lines = [header]
-        for (name, host), placed in zip(
-            named_leaves(self._host_spec), jax.tree.leaves(self.spec), strict=True
-        ):
-            sharding = placed.sharding
-            narrowing = "" if host.dtype == placed.dtype else f"{host.dtype} -> "
-            on_device = sharding.shard_shape(placed.shape) if sharding else placed.shape
-            size = np.dtype(placed.dtype).itemsize if isinstance(placed.dtype, np.dtype) else 8
-            lines.append(
-                [
-                    name,
-                    str(placed.shape),
-                    f"{narrowing}{placed.dtype}",
-                    str(sharding.spec) if sharding else "default device",
-                    str(on_device),
-                    _ranges(self.rows, int(np.prod(self._rows_shape))),
-                    f"{int(np.prod(placed.shape)) * size:,}",
-                ]
-            )
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-        lines.insert(1, ["-" * width for width in widths])
-        padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
-        return "\n".join("  ".join(line).rstrip() for line in padded)
+        return table_of(self._host_spec, self.spec, self.rows, int(np.prod(self._rows_shape)))
 
     def _needed_columns(self) -> Int64s | None:
         """Along the row axis: the union of what the devices of this process hold of any leaf."""
@@ -165,12 +164,3 @@ class Placement:
         start, stop, _ = index[axis].indices(self._rows_shape[-1])
         first = int(np.searchsorted(self._columns, start))
         return (*index[:axis], slice(first, first + stop - start), *index[axis + 1 :])
-
-
-def _ranges(rows: Int64s | None, count: int) -> str:
-    """Row numbers as people write them: `0-3, 8-11`."""
-    if rows is None:
-        return f"all {count}"
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-    texts = [f"{run[0]}-{run[-1]}" if run.size > 1 else str(run[0]) for run in runs]
-    return ", ".join(texts if len(texts) <= 4 else [*texts[:3], f"... ({rows.size} in all)"])

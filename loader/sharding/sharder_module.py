@@ -15,7 +15,7 @@ from loader.partition.applying import apply_spec
 from loader.partition.correction import as_entry
 from loader.partition.mesh import names_of
 from loader.records.spec import Spec
-from loader.sharding.placement import Placement
+from loader.sharding.placement import BatchPlacement
 
 AxisName = str
 
@@ -69,7 +69,7 @@ class SharderModule(LoaderModule):
         """The batch placed by this sharding."""
         raise NotImplementedError(f"{type(self).__name__} does not say how to place a batch")
 
-    def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> Placement:
+    def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> BatchPlacement:
         """Where the leaves of a loader's batches go, and which rows this process reads."""
         raise NotImplementedError(f"{type(self).__name__} does not say where leaves go")
 

@@ -11,7 +11,7 @@ import pytest
 
 from loader import DataLoader, Shuffle
 from loader.records import kept_memory as memory
-from loader.records.memory import align_rows, empty_rows
+from loader.records.memory import empty_rows
 
 LARGE = 2**22
 
@@ -20,7 +20,6 @@ LARGE = 2**22
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(memory, "_pieces", [bytearray()] * 8)
     yield
-    align_rows(False)
 
 
 def rows(count: int = LARGE // 4096, value: int = 0) -> np.ndarray:
@@ -50,9 +49,7 @@ def test_memory_that_is_little_larger_is_used_and_what_is_much_larger_is_not():
     assert address(rows(2000)) == first
 
 
-@pytest.mark.parametrize("aligned", [False, True])
-def test_nothing_is_used_again_that_anything_refers_to(aligned: bool):
-    align_rows(aligned)
+def test_nothing_is_used_again_that_anything_refers_to():
     random = np.random.default_rng(0)
     held: dict[int, np.ndarray] = {}
     for number in range(200):
@@ -65,7 +62,6 @@ def test_nothing_is_used_again_that_anything_refers_to(aligned: bool):
 
 
 def test_an_array_on_a_device_keeps_what_it_was_made_of():
-    align_rows(True)
     placed = [jax.device_put(rows(value=value)[10:]) for value in range(1, 6)]
     for _ in range(10):
         rows(value=99)

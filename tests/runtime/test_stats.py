@@ -1,6 +1,5 @@
 """What a loader says about what happened."""
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -122,18 +121,3 @@ def test_stages_show_up_in_a_trace(tmp_path: Path):
     content = trace.read_bytes()
     for stage in STAGES:
         assert f"gristmill/{stage}".encode() in content
-
-
-def test_threads_lose_no_time_that_they_note():
-    recorder = DataLoader(unlike_records(4), batch_size=2).pipeline.recorder
-
-    def note() -> None:
-        for _ in range(2000):
-            recorder.add(("read", 1_000_000))
-
-    threads = [threading.Thread(target=note) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert recorder.stats().stages_s["read"] >= 8.0

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import loader.sharding.leaf_placement
 from loader import ArraySource, DataLoader, Shuffle, Threads
 from loader.records.jax_settings import default_device
-from loader.records.memory import align_rows, empty_rows
+from loader.records.memory import empty_rows
 from loader.sharding.leaf_placement import LeafPlacement
 from loader.sources.reading import read_rows
 from loader.testing import assert_same_batch
@@ -158,17 +158,13 @@ def test_a_loop_under_a_transfer_guard_gets_its_batches(prefetch: int, first_gua
 
 @pytest.mark.parametrize("count", [1, 1000])
 def test_large_rows_for_the_cpu_lie_where_jax_takes_them_without_a_copy(count: int):
-    align_rows(True)
-    try:
-        for _ in range(20):
-            rows = empty_rows((count, 3, 17, 1000), np.uint8)
-            assert rows.flags.c_contiguous
-            assert rows.flags.writeable
-            rows[...] = 7
-            placed = leaf_placement(rows.shape, np.uint8).place(rows, None)
-            assert placed.unsafe_buffer_pointer() == rows.ctypes.data
-    finally:
-        align_rows(False)
+    for _ in range(20):
+        rows = empty_rows((count, 3, 17, 1000), np.uint8)
+        assert rows.flags.c_contiguous
+        assert rows.flags.writeable
+        rows[...] = 7
+        placed = leaf_placement(rows.shape, np.uint8).place(rows, None)
+        assert placed.unsafe_buffer_pointer() == rows.ctypes.data
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -188,9 +184,6 @@ def test_a_batch_goes_onto_the_cpu_without_a_copy(threads: int, prefetch: int):
     ) as batches:
         placed = [(batch, batch["x"].unsafe_buffer_pointer()) for batch in batches]
     assert {address for _, address in placed} <= set(made)
-    made.clear()
-    held = list(DataLoader(source, batch_size=10).host_batches())
-    assert any(address % 64 for address in made), held  # on the host numpy's own place is faster
 
 
 def test_rows_that_another_source_passes_on_are_not_copied_again():
@@ -211,16 +204,12 @@ def test_rows_that_another_source_passes_on_are_not_copied_again():
             made.append(rows["x"].ctypes.data)
             return rows
 
-    align_rows(True)
-    try:
-        rows, _ = read_rows(Passing(), np.array([3, 1, 99]))
-        assert rows["x"].ctypes.data in made
-        part = {"x": rows["x"][1:]}
-        part_owner = SimpleNamespace(gather=lambda indices: part)
-        again, _ = read_rows(part_owner, np.array([1, 99]))
-        assert not np.shares_memory(again["x"], rows["x"])  # a view may be somebody else's
-    finally:
-        align_rows(False)
+    rows, _ = read_rows(Passing(), np.array([3, 1, 99]))
+    assert rows["x"].ctypes.data in made
+    part = {"x": rows["x"][1:]}
+    part_owner = SimpleNamespace(gather=lambda indices: part)
+    again, _ = read_rows(part_owner, np.array([1, 99]))
+    assert not np.shares_memory(again["x"], rows["x"])  # a view may be somebody else's
 
 
 def test_a_batch_of_a_view_does_not_copy_the_whole_array():

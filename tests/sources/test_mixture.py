@@ -189,7 +189,7 @@ def arrays(lengths: list[int], first: int = 0) -> list[Any]:
 def test_the_spec_is_known_without_reading_and_a_batch_is_one_read_of_each():
     sources = [Known(arrays([3] * 9, first), (3,)) for first in (0, 100)]
     source = Mixture({"a": (sources[0], 1), "b": (sources[1], 1)})
-    loader = DataLoader(source, batch_size=8)
+    loader = DataLoader(source, batch_size=8, prefetch=0)
     assert loader.batch_spec()["t"].shape == (8, 3)
     assert [s.reads for s in sources] == [[], []]
     batch = next(loader.host_batches())

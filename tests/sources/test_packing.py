@@ -18,13 +18,12 @@ from loader import (
     DataLoader,
     Mixture,
     Msgpack,
-    PackBatcher,
     Packed,
     Shuffle,
     Threads,
     index_lengths,
 )
-from loader.records.spec import leaf_spec, refuse_unlike, spec_of
+from loader.records.spec import leaf_spec, refuse_unlike
 from loader.sources.packing import lengths as lengths_file
 from loader.sources.packing.row_plan import RowPlan, plan_rows
 from loader.testing import assert_resumes_exactly, assert_same_batch
@@ -534,73 +533,3 @@ def test_a_bar_is_shown_only_where_it_is_wanted(capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     assert out == ""
     assert "100%" in err
-
-
-# The batcher
-
-
-@pytest.mark.parametrize("fit", FITS)
-@pytest.mark.parametrize(("batch_size", "rows_window"), [(3, 4), (5, 1), (40, 4), (2, 100)])
-def test_a_batcher_packs_an_iterator_window_by_window(fit: Fit, batch_size: int, rows_window: int):
-    records = documents(small_lengths())
-    batcher = PackBatcher(20, rows_window=rows_window, leaf=["tokens", "weights"], fit=fit)
-    batches = list(batcher.process(iter(records), batch_size=batch_size))
-    for batch in batches:
-        refuse_unlike(batch, batcher.batch_spec(spec_of(records[1]), batch_size=batch_size), "it")
-        np.testing.assert_array_equal(batch["weights"], batch["tokens"] / 2)
-        assert (batch["segment_ids"].any(axis=1) == batch["valid_mask"]).all()
-    expected = [record["tokens"].tolist() for record in records if len(record["tokens"])]
-    assert sorted(t.tolist() for t, _ in unpacked(batches)) == sorted(expected)
-    assert all(batch["valid_mask"].all() for batch in batches[:-1])
-    masked = sum(int((~batch["valid_mask"]).sum()) for batch in batches)
-    assert batcher.get_operation_stats() == {"applied_count": 61, "skipped_count": masked}
-    whole = [batch for batch in batches if batch["valid_mask"].all()]
-    dropped = list(batcher.clone().process(records, batch_size=batch_size, drop_remainder=True))
-    assert len(dropped) == len(whole)
-    for step, (got, want) in enumerate(zip(dropped, whole, strict=True)):
-        assert_same_batch(got, want, f"batch {step}")
-
-
-def test_a_pack_batcher_is_copied_with_its_settings():
-    batcher = PackBatcher(20, leaf="tokens", long="split", pad_value=-1)
-    records = documents([50, 7, 9])
-    want = list(batcher.process(records, batch_size=2))
-    assert (want[0]["tokens"] == -1).any()
-    for other in (batcher.clone(), batcher.copy(name="other")):
-        assert other.fingerprint() == batcher.fingerprint()
-        for got, expected in zip(other.process(records, batch_size=2), want, strict=True):
-            assert_same_batch(got, expected, "a copy's batch")
-    assert PackBatcher(20).fingerprint() != batcher.fingerprint()
-
-
-def test_a_loader_refuses_a_batcher_that_cannot_find_a_batch_by_its_step():
-    with pytest.raises(ValueError, match=r"PackBatcher does not.*use DataLoader\(Packed\(source"):
-        DataLoader(documents([3, 4]), batch_size=2, batcher=PackBatcher(8))
-
-
-@pytest.mark.parametrize(
-    ("records", "settings", "message"),
-    [
-        (documents([3, 4, 9]), {"rows_window": 1}, r'record 2 has length 9.*long="split"'),
-        ([{"tokens": np.ones(3), "weights": np.ones(4)}], {}, r"record 0 has leaves of different"),
-        ([{"ids": np.ones(3)}], {"leaf": "tokens"}, "no leaf 'tokens'"),
-    ],
-)
-def test_elements_that_cannot_be_packed_are_named(records: Any, settings: Any, message: str):
-    batcher = PackBatcher(8, **{"leaf": ["tokens", "weights"], **settings})
-    with pytest.raises(ValueError, match=message):
-        list(batcher.process(records, batch_size=2))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"row_length": 0}, "row_length must be an integer from 1 to"),
-        ({"rows_window": 0}, "rows_window must be an int of at least 1, got 0"),
-        ({"fit": "worst"}, "fit must be one of"),
-        ({"leaf": ["a", "a"]}, "several different ones"),
-    ],
-)
-def test_a_pack_batcher_with_bad_settings_is_refused(settings: Any, message: str):
-    with pytest.raises(ValueError, match=message):
-        PackBatcher(**{"row_length": 8, **settings})

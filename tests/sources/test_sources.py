@@ -110,7 +110,7 @@ def test_every_source_gives_the_same_batches_and_resumes(name: str, tmp_path: Pa
     [(OneByOne(), "__getitem__"), (ByList(), "__getitems__"), (Gathering(), "gather")],
 )
 def test_the_best_way_to_read_is_taken(source: OneByOne, expected: str):
-    loader = DataLoader(source, batch_size=4)
+    loader = DataLoader(source, batch_size=4, prefetch=0)
     loader.batch_spec()
     source.calls.clear()
     next(loader.host_batches())
@@ -329,7 +329,7 @@ def test_a_source_that_gives_other_rows_than_asked_for_is_named():
         (Columns(), r"Columns\.__getitems__ .* gave a dict"),
     ):
         loader = DataLoader(source, batch_size=3)
-        loader.pipeline.row_spec = RECORD_SPEC
+        loader.pipeline.specs.row = RECORD_SPEC
         with pytest.raises(ValueError, match=message):
             next(loader.host_batches())
 

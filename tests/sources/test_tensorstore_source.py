@@ -157,7 +157,7 @@ def test_a_batch_spec_is_known_without_reading(tmp_path: Path):
     chunks: list[str] = []
     with served(tmp_path, chunks.append) as url:
         arrays = {key: f"{url}/{key}.zarr" for key in paths}
-        loader = DataLoader(TensorStoreSource(arrays), batch_size=4)
+        loader = DataLoader(TensorStoreSource(arrays), batch_size=4, prefetch=0)
         assert loader.batch_spec()["x"].shape == (4, 3, 2)
         assert chunks == []
         next(loader.host_batches())

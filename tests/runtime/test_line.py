@@ -1,3 +1,4 @@
+import functools
 import gc
 import random
 import signal
@@ -5,16 +6,13 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
-import grain
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import loader.runtime.prefetch
 from loader import (
     ArraySource,
     DataLoader,
@@ -24,10 +22,17 @@ from loader import (
     Shuffle,
     Threads,
 )
+from loader.runtime import helper_threads, line
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from tests.data import unlike_records
+from tests.runtime.threads import (
+    TIMEOUT_S,
+    all_threads_end,
+    no_thread_is_left,
+    prefetch_threads,
+)
 
-TIMEOUT_S = 30
+__all__ = ["no_thread_is_left"]
 
 
 class Gate:
@@ -63,57 +68,24 @@ class Gate:
             assert self.read.wait_for(lambda: len(self.reads) >= count, TIMEOUT_S)
 
 
-def prefetch_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if "prefetch" in t.name]
-
-
-def all_threads_end() -> None:
-    for thread in prefetch_threads():
-        thread.join(TIMEOUT_S)
-    assert not prefetch_threads()
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    all_threads_end()
-
-
-class InTurns:
-    """A pace that has the loop make some batches and the thread the others, and cannot decide."""
-
-    def __init__(self, depth: int) -> None:
-        self._random = random.Random(depth)
-
-    def alone(self, now_ns: int) -> bool:
-        return self._random.random() < 0.7
-
-    def given(self, now_ns: int) -> None:
-        pass
-
-
-class Alone:
-    """A pace that has the loop make all of them, but those that the thread begins with."""
-
-    def __init__(self, depth: int) -> None:
-        pass
-
-    def alone(self, now_ns: int) -> bool:
-        return True
-
-    def given(self, now_ns: int) -> None:
-        pass
-
-
-@pytest.fixture(params=["as it comes", "in turns", "alone"])
+@pytest.fixture(params=["as it comes", "in turns", "the loop"])
 def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who makes the batches: the promises below hold whoever does."""
-    if request.param != "as it comes":
-        monkeypatch.setattr(
-            loader.runtime.prefetch, "Pace", {"in turns": InTurns, "alone": Alone}[request.param]
-        )
+    chance = {"as it comes": 1.0, "in turns": 0.3, "the loop": 0.0}[request.param]
+    let_helpers_make(monkeypatch, chance)
     return request.param
+
+
+def let_helpers_make(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Have the helpers begin only some of the tasks they may, so that the loop makes the others."""
+    begin, numbers = line._Shared._make, random.Random(0)
+
+    def some(shared: Any, task: Any) -> None:
+        of_a_stream = not isinstance(shared.make, functools.partial)  # only the helper makes those
+        if of_a_stream or numbers.random() < share:
+            begin(shared, task)
+
+    monkeypatch.setattr(line._Shared, "_make", some)
 
 
 whoever_makes_them = pytest.mark.usefixtures("maker")
@@ -206,7 +178,7 @@ def test_an_error_of_any_kind_comes_after_the_batches_before_it(error: BaseExcep
     assert [ids(batch)[0] for batch in loader] == list(range(8, 40, 4))  # none was lost
 
 
-def test_a_stop_iteration_from_a_stage_is_no_end():
+def test_a_stop_iteration_from_a_stage_is_not_the_end():
     def stops(rows: Any) -> Any:
         if 9 in rows["id"]:
             raise StopIteration
@@ -220,7 +192,7 @@ def test_a_stop_iteration_from_a_stage_is_no_end():
 
 
 def test_close_returns_though_a_source_blocks_and_says_where(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader.runtime.prefetch, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(helper_threads, "CLOSE_TIMEOUT_S", 0.2)
     source = Gate()
     source.open.clear()
     blocked = DataLoader(source, batch_size=4)
@@ -240,7 +212,7 @@ def test_an_interrupt_between_queue_and_loop_costs_no_batch(monkeypatch: pytest.
         def interrupted(*args: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(loader, "_delivered", interrupted)
+        patch.setattr(loader, "_count", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(loader)
     assert ids(next(loader)) == [4, 5, 6, 7]
@@ -260,7 +232,7 @@ def test_an_interrupt_at_the_last_batch_costs_none_either(
         def interrupted(*args: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(loader, "_delivered", interrupted)
+        patch.setattr(loader, "_count", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(loader)
     assert [ids(batch) for batch in loader] == [[8, 9, 10, 11]]
@@ -328,7 +300,7 @@ def test_batches_kept_alive_stay_as_they_were():
 @whoever_makes_them
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_a_step_that_donates_its_batch_disturbs_none_behind_it(devices: int):
+def test_a_step_that_donates_its_batch_disturbs_none_after_it(devices: int):
     mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
     data = {"x": np.arange(4000, dtype=np.float32).reshape(-1, 10)}
 
@@ -366,7 +338,7 @@ class Noted(ArraySource):
         return super().gather(indices)
 
 
-class NotedByAnyone(Noted):
+class NotedBySeveral(Noted):
     thread_safe = True
 
 
@@ -377,44 +349,42 @@ class OwnBatcher(PadBatcher):
 @pytest.mark.parametrize(
     ("source", "settings", "by_loop"),
     [
-        (NotedByAnyone, {}, True),
+        (NotedBySeveral, {}, True),
         (Noted, {}, False),
-        (NotedByAnyone, {"operators": [lambda rows: rows]}, False),
-        (NotedByAnyone, {"batcher": OwnBatcher()}, False),
-        (NotedByAnyone, {"prefetch": 1}, True),
+        (NotedBySeveral, {"operators": [lambda rows: rows]}, False),
+        (NotedBySeveral, {"batcher": OwnBatcher()}, False),
+        (NotedBySeveral, {"prefetch": 1}, True),
     ],
 )
-def test_the_loop_makes_only_what_anyone_may_make(
+def test_the_loop_makes_only_what_any_thread_may_make(
     source: type[Noted], settings: Any, by_loop: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(loader.runtime.prefetch, "Pace", Alone)
     noted = source()
     batches = DataLoader(noted, batch_size=4, **settings)
     batches.batch_spec()
     noted.readers.clear()
-    assert [ids(next(batches))[0] for _ in range(10)] == list(range(0, 40, 4))
-    by_thread = settings.get("prefetch", 2)
-    if by_loop:
-        assert noted.readers == ["gristmill-prefetch"] * by_thread + ["MainThread"] * (
-            10 - by_thread
-        )
+    with monkeypatch.context() as patch:
+        if by_loop:
+            let_helpers_make(patch, 0.0)
+        assert [ids(next(batches))[0] for _ in range(10)] == list(range(0, 40, 4))
+        batches.close()
+    assert set(noted.readers) == {"MainThread" if by_loop else "gristmill-prefetch"}
+    noted.readers.clear()
     with jax.transfer_guard_host_to_device("disallow_explicit"):  # which does not hold in a thread
         assert [ids(next(batches))[0] for _ in range(10)] == list(range(40, 80, 4))
-    assert set(noted.readers[10:]) == {"gristmill-prefetch"}
-    assert ("MainThread" in noted.readers) == by_loop
+    assert set(noted.readers) == {"gristmill-prefetch"}
     batches.close()
 
 
 def test_an_interrupt_while_the_loop_makes_a_batch_costs_none(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader.runtime.prefetch, "Pace", Alone)
+    let_helpers_make(monkeypatch, 0.0)
 
     class Pressed(ArraySource):
         thread_safe = True
         armed, times = False, 0
 
         def gather(self, indices: np.ndarray) -> Any:
-            by_loop = threading.current_thread() is threading.main_thread()
-            if Pressed.armed and by_loop and indices[0] % 12 == 0:
+            if Pressed.armed and indices[0] % 12 == 0:
                 Pressed.times += 1
                 if Pressed.times % 2:
                     signal.raise_signal(signal.SIGINT)
@@ -435,7 +405,7 @@ def test_an_interrupt_while_the_loop_makes_a_batch_costs_none(monkeypatch: pytes
 
 @whoever_makes_them
 @pytest.mark.parametrize("bad", range(7))
-def test_a_record_that_cannot_be_read_stops_the_batches_behind_it(bad: int):
+def test_a_record_that_cannot_be_read_stops_the_batches_after_it(bad: int):
     class Broken(ArraySource):
         thread_safe = True
 
@@ -450,218 +420,6 @@ def test_a_record_that_cannot_be_read_stops_the_batches_behind_it(bad: int):
             list(batches)
         assert batches.get_state()["step"] == bad
     batches.close()
-
-
-# On its own
-
-
-def filtered() -> Any:
-    dataset = (
-        grain.MapDataset.range(200).filter(lambda n: n % 3 == 0).map(lambda n: {"n": np.int32(n)})
-    )
-    return dataset.to_iter_dataset().batch(8, drop_remainder=True)
-
-
-def test_a_prefetcher_places_any_iterator():
-    mesh = jax.make_mesh((4, 2), ("data", "model"))
-    batches = [{"x": np.full((8, 4), n, np.float32), "y": np.arange(8)} for n in range(5)]
-    sharder = MeshSharder(mesh, [("x", P("data", "model")), ("y", P("data"))])
-    for prefetch in (0, 2):
-        placed = list(DevicePrefetcher(iter(batches), sharder, prefetch=prefetch))
-        assert [int(np.asarray(batch["x"])[0, 0]) for batch in placed] == list(range(5))
-        assert placed[0]["x"].sharding.spec == P("data", "model")
-        assert len(list(DevicePrefetcher(iter(batches), prefetch=prefetch))) == 5
-    short = DevicePrefetcher(iter([*batches, {"x": np.zeros((6, 4)), "y": np.arange(6)}]), sharder)
-    with pytest.raises(ValueError, match="batch_size 6 does not divide over the 4 shards"):
-        list(short)
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
-def test_its_state_is_true_to_the_last_batch_delivered(prefetch: int):
-    mesh = jax.make_mesh((8,), ("data",))
-
-    def make() -> DevicePrefetcher[Any]:
-        return DevicePrefetcher(iter(filtered()), MeshSharder(mesh), prefetch=prefetch)
-
-    with make() as whole:
-        states, values = [whole.get_state()], []
-        for batch in whole:
-            values.append(np.asarray(batch["n"]).tolist())
-            states.append(whole.get_state())
-    assert len(values) == 8
-    for step, state in enumerate(states):
-        with make() as resumed:
-            resumed.set_state(state)
-            assert [np.asarray(batch["n"]).tolist() for batch in resumed] == values[step:]
-    with make() as prefetcher:
-        next(prefetcher)
-        prefetcher.close()  # what was read ahead is not lost
-        assert np.asarray(next(prefetcher)["n"]).tolist() == values[1]
-
-
-def test_an_iterator_without_state_says_so():
-    prefetcher = DevicePrefetcher(iter([{"x": np.zeros(2)}]))
-    with pytest.raises(TypeError, match="has no get_state and set_state"):
-        prefetcher.get_state()
-    with pytest.raises(ValueError, match="prefetch must be an int"):
-        DevicePrefetcher(iter([]), prefetch=-1)
-
-
-class Blocking:
-    """An iterator with state that waits before its third batch until it is let through."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.open, self.blocked = threading.Event(), threading.Event()
-
-    def __iter__(self) -> "Blocking":
-        return self
-
-    def __next__(self) -> Any:
-        if self.n == 2 and not self.open.is_set():
-            self.blocked.set()
-            assert self.open.wait(TIMEOUT_S)
-        if self.n == 6:
-            raise StopIteration
-        self.n += 1
-        return {"n": np.array([self.n - 1], np.int32)}
-
-    def get_state(self) -> Any:
-        return {"n": self.n}
-
-    def set_state(self, state: Any) -> None:
-        self.n = state["n"]
-
-
-def numbers(batches: Any) -> list[int]:
-    return [int(np.asarray(batch["n"])[0]) for batch in batches]
-
-
-def test_a_thread_that_is_stuck_is_never_joined_by_a_second(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader.runtime.prefetch, "CLOSE_TIMEOUT_S", 0.2)
-    inner = Blocking()
-    prefetcher = DevicePrefetcher(inner)
-    assert numbers([next(prefetcher)]) == [0]
-    assert inner.blocked.wait(TIMEOUT_S)
-    with pytest.warns(RuntimeWarning, match="device-prefetch is still running"):
-        prefetcher.close()
-    with pytest.raises(RuntimeError, match="has the iterator: it cannot go on before that ends"):
-        next(prefetcher)
-    inner.open.set()
-    monkeypatch.undo()
-    assert numbers(prefetcher) == [1, 2, 3, 4, 5]  # nothing was lost
-
-
-@pytest.mark.parametrize("prefetch", [1, 2])
-def test_an_interrupt_in_a_prefetcher_costs_nothing_or_is_said(
-    prefetch: int, monkeypatch: pytest.MonkeyPatch
-):
-    def interrupt(prefetcher: Any) -> None:
-        next(prefetcher)
-        with monkeypatch.context() as patch:
-
-            def interrupted(*args: Any) -> None:
-                raise KeyboardInterrupt
-
-            def interrupted_with_a_batch() -> None:
-                if ahead._kept:
-                    raise KeyboardInterrupt
-
-            ahead = prefetcher._ahead
-            patch.setattr(ahead, "_give_slots_back", interrupted_with_a_batch)
-            with pytest.raises(KeyboardInterrupt):
-                prefetcher._ahead.take()
-        with pytest.raises(loader.runtime.prefetch.BatchLost, match="result 1 was lost"):
-            prefetcher._ahead.take()
-        with monkeypatch.context() as patch:
-            patch.setattr(prefetcher._ahead, "take", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                next(prefetcher)
-
-    inner = Blocking()
-    inner.open.set()
-    stateful = DevicePrefetcher(inner, prefetch=prefetch)
-    interrupt(stateful)
-    assert numbers(stateful) == [1, 2, 3, 4, 5]
-    stateless = DevicePrefetcher(
-        ({"n": np.array([n], np.int32)} for n in range(6)), prefetch=prefetch
-    )
-    interrupt(stateless)
-    with pytest.raises(RuntimeError, match="an interrupt has cost batches of a stream"):
-        next(stateless)
-
-
-def test_an_iterator_is_asked_by_one_thread_only(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader.runtime.prefetch, "Pace", Alone)
-    askers = set()
-
-    def asked() -> Iterator[Any]:
-        with np.errstate(divide="raise"):  # which another thread could not leave again
-            for n in range(500):
-                askers.add((threading.current_thread().name, np.geterr()["divide"]))
-                yield {"n": np.array([n], np.int32)}
-
-    assert numbers(DevicePrefetcher(asked())) == list(range(500))
-    assert askers == {("device-prefetch", "raise")}
-
-
-def test_a_second_interrupt_while_it_is_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch):
-    inner = Blocking()
-    inner.open.set()
-    prefetcher = DevicePrefetcher(inner)
-    assert numbers([next(prefetcher)]) == [0]
-    with monkeypatch.context() as patch:
-
-        def interrupted(*args: Any) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr(loader.runtime.prefetch.Ahead, "close", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prefetcher.close()
-    assert numbers(prefetcher) == [1, 2, 3, 4, 5]
-
-
-def test_large_integers_are_refused_in_a_stream_too():
-    with pytest.raises(ValueError, match="leaf 'x' holds 1099511627776"):
-        next(DevicePrefetcher(iter([{"x": np.array([2**40])}]), prefetch=0))
-
-
-def test_errors_of_the_inner_iterator_arrive():
-    def failing() -> Iterator[Any]:
-        yield {"x": np.zeros(2)}
-        raise OSError("disk")
-
-    prefetcher = DevicePrefetcher(failing(), prefetch=1)
-    next(prefetcher)
-    with pytest.raises(OSError, match="disk"):
-        next(prefetcher)
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="ended with an error"):
-            next(prefetcher)
-    all_threads_end()  # closed or not
-
-
-def test_the_end_stays_the_end():
-    inner = Blocking()
-    inner.open.set()
-    prefetcher = DevicePrefetcher(inner)
-    assert numbers(prefetcher) == [0, 1, 2, 3, 4, 5]
-    inner.n = 3  # as a file that has grown
-    for _ in range(3):
-        with pytest.raises(StopIteration):
-            next(prefetcher)
-    all_threads_end()
-    prefetcher.close()
-
-
-def test_a_prefetcher_places_by_the_settings_it_began_with():
-    prefetcher = DevicePrefetcher(iter([{"n": np.array([n])} for n in range(8)]))
-    assert numbers([next(prefetcher)]) == [0]
-    with jax.enable_x64(True), jax.default_device(jax.devices()[3]):
-        for number in range(1, 8):
-            n = next(prefetcher)["n"]
-            assert (int(n[0]), n.dtype, n.devices()) == (number, np.int32, {jax.devices()[0]})
-    prefetcher.close()
 
 
 # Exits

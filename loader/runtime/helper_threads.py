@@ -1,0 +1,99 @@
+"""Helper threads: how they start, what they inherit, and how they end.
+
+A thread must not be doing JAX work when the interpreter exits, and must not keep alive what it
+works for. So a helper knows only what it shares with the consumer. It is stopped when the line is
+closed, dropped or, with a bounded wait, when the interpreter exits.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+
+from loader.records.jax_settings import thread_settings
+
+CLOSE_TIMEOUT_S = 5.0
+
+# Threads that have not ended, with what stops them, also of lines that are gone.
+_running: dict[threading.Thread, Callable[[], None]] = {}
+
+
+class HelperThreads:
+    """Threads that run `work`, one each, under the x64 setting and default device of here.
+
+    `stop` tells all of them to end. `uses_jax` says that they touch devices.
+    """
+
+    def __init__(
+        self,
+        work: Sequence[Callable[[], None]],
+        stop: Callable[[], None],
+        name: str,
+        *,
+        uses_jax: bool,
+    ) -> None:
+        settings = thread_settings()
+        self._threads = [
+            threading.Thread(target=_run, args=(do, settings), name=name, daemon=True)
+            for do in work
+        ]
+        if uses_jax and self._threads:
+            # What is registered first runs last at exit: the threads must have ended before JAX
+            # takes its backends down, which it arranges for when they come up.
+            jax.devices()
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)
+        for thread in self._threads:
+            _running[thread] = stop
+            thread.start()
+
+    def alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> str | None:
+        """Wait for their end, but not for long. Says what they still do, if anything."""
+        return join(self._threads)
+
+
+def join(threads: Iterable[threading.Thread]) -> str | None:
+    """Wait for threads that were told to end. Says what those that go on are doing."""
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
+    words = []
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            frame = sys._current_frames().get(thread.ident or 0)
+            place = traceback.extract_stack(frame)[-1] if frame else None
+            at = f", at {place.filename}:{place.lineno} in {place.name}" if place else ""
+            words.append(f"thread {thread.name} is still running{at}")
+    return "; ".join(words) or None
+
+
+def _run(work: Callable[[], None], settings: tuple[bool, object]) -> None:
+    x64, device = settings
+    try:
+        with (
+            jax.enable_x64(x64),
+            jax.default_device(device) if device else contextlib.nullcontext(),
+        ):
+            work()
+    finally:
+        _running.pop(threading.current_thread(), None)
+
+
+def _end_all() -> None:
+    threads = dict(_running)
+    for stop in threads.values():
+        stop()
+    join(threads)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.clear)  # the child has none of these threads

@@ -1,0 +1,219 @@
+"""The line of tasks: batches made ahead of the loop, in the order of their steps.
+
+A *task* makes the batch of one step. A helper thread takes the next task that nobody has begun. The
+consumer (the loop) asks for the step it is at: the task is finished, or the consumer makes it
+itself if nobody has begun it, or it waits. This is the only thing in the package that works ahead.
+
+Consumer and helpers share only what single calls into C change (`dict.setdefault` to claim a task,
+`SimpleQueue` to hand over), so an interrupt in the consumer leaves no lock behind. The consumer
+names the step that it wants: asked again after an interrupt, the same task is there. An interrupt
+while the consumer makes a batch is not stored as a failure of that task.
+"""
+
+import os
+import queue
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+from loader.records.jax_settings import thread_settings, transfers_are_guarded
+from loader.runtime.helper_threads import HelperThreads
+
+T = TypeVar("T")
+
+_CONSUMER = "consumer"
+_LIVENESS_CHECK_S = 1.0
+
+
+class Task(Generic[T]):
+    """The batch of one step, to be made by the one that claims it."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.outcome: tuple[T | None, BaseException | None] | None = None  # the value, or the error
+        self.may_place: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._owner: dict[str, Any] = {}
+        self._finished: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def claim(self, who: Any) -> bool:
+        """Whether the task is theirs: it is if nobody else has claimed it before."""
+        return self._owner.setdefault("owner", who) == who
+
+    def finish(self, value: T | None, error: BaseException | None = None) -> None:
+        self.outcome = value, error  # before the token: the consumer looks at this first
+        self._finished.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the task is finished within this time."""
+        if self.outcome is None:
+            try:
+                self._finished.get(timeout=timeout_s)
+            except queue.Empty:
+                return False
+        return True
+
+
+class _Shared(Generic[T]):
+    """What consumer and helpers share. Nothing in it leads back to the consumer."""
+
+    def __init__(
+        self, make: Callable[[int], T], place: Callable[[T], T] | None, first: int, ahead: int
+    ) -> None:
+        self.make = make
+        self.place = place
+        self.ahead = ahead
+        self.asked = first - 1  # the step that the consumer has asked for last
+        self.stopped = False
+        self.tasks: dict[int, Task[T]] = {}
+        self.admitted: queue.SimpleQueue[int] = queue.SimpleQueue()  # steps for the helpers
+
+    def task(self, step: int) -> Task[T]:
+        return self.tasks.get(step) or self.tasks.setdefault(step, Task(step))
+
+    def stop(self) -> None:
+        """Tell the helpers to end, wherever they wait."""
+        self.stopped = True
+        self.admitted.put(-1)
+        for task in list(self.tasks.values()):
+            task.may_place.put(None)
+
+    def help(self) -> None:
+        """What a helper thread does."""
+        while not self.stopped:
+            step = self.admitted.get()
+            if self.stopped:
+                self.admitted.put(-1)  # for the next helper
+            elif step >= self.asked:  # else the consumer has made it itself
+                self._make(self.task(step))
+
+    def _make(self, task: Task[T]) -> None:
+        # A new name each time: a step that was admitted twice is made once.
+        if not task.claim(object()):
+            return
+        try:
+            value = self.make(task.step)
+            if self.place is not None:
+                if task.step > self.asked + self.ahead and not self.stopped:
+                    task.may_place.get()
+                if self.stopped:
+                    return
+                value = self.place(value)
+        except BaseException as error:  # the consumer's to see, Ctrl-C and exit included
+            task.finish(None, error)
+        else:
+            task.finish(value)
+
+
+class Line(Generic[T]):
+    """Results of `make(step)`, then `place(result)`, from step `first` on, before step `end`.
+
+    Up to `ahead` results are finished before they are asked for. `helpers` threads make them; with
+    none the consumer makes each when it asks. Where there are helpers, the consumer makes a step
+    itself only if `any_thread` says that it makes no difference which thread does.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], T],
+        place: Callable[[T], T] | None = None,
+        *,
+        first: int = 0,
+        end: int | None = None,
+        ahead: int = 2,
+        helpers: int = 1,
+        any_thread: bool = False,
+        name: str = "gristmill-prefetch",
+    ) -> None:
+        self._shared: _Shared[T] = _Shared(make, place, first, ahead)
+        self._any_thread = any_thread
+        # More helpers than results ahead would idle: each may have one more step on the host.
+        self._most_begun = ahead + max(0, helpers - 1)
+        self._end = sys.maxsize if end is None else end
+        self._next_begun = self._next_placed = first  # steps that the helpers may not touch yet
+        self._began = _here()
+        self._helpers = helpers
+        self._threads = HelperThreads(
+            [self._shared.help] * helpers,
+            self._shared.stop,
+            name,
+            uses_jax=place is not None,
+        )
+        weakref.finalize(self, self._shared.stop)
+        self._admit()
+
+    def is_of_here(self) -> bool:
+        """Whether process, x64 setting and default device are those that the line began with."""
+        return self._began == _here()
+
+    @property
+    def ready(self) -> int:
+        """How many results are finished and not taken."""
+        return sum(task.outcome is not None for task in list(self._shared.tasks.values()))
+
+    def take(self, step: int) -> T:
+        """The result of this step; raises what making it raised. Asked again, it is the same."""
+        value, error = self.outcome(step)
+        if error is not None:
+            self._next_begun = self._next_placed = step  # asked again, it is made again
+            self._shared.tasks.pop(step, None)
+            raise error
+        return cast(T, value)
+
+    def outcome(self, step: int) -> tuple[T | None, BaseException | None]:
+        """The result of this step, or the error that a helper met when it made it."""
+        shared = self._shared
+        shared.asked = step
+        for other in list(shared.tasks):
+            if other < step:  # delivered
+                shared.tasks.pop(other, None)
+        self._admit()
+        task = shared.task(step)
+        if not self._helpers or self._claimed(task):
+            value = shared.make(step)
+            return value if shared.place is None else shared.place(value), None
+        while not task.wait(_LIVENESS_CHECK_S):
+            if not self._threads.alive():
+                raise RuntimeError(f"the helper threads have ended without the batch of {step}")
+        assert task.outcome is not None
+        return task.outcome
+
+    def _claimed(self, task: Task[T]) -> bool:
+        """Whether the consumer makes this task. Under a transfer guard it must not place."""
+        return (
+            self._any_thread
+            and task.outcome is None
+            and not (self._shared.place is not None and transfers_are_guarded())
+            and task.claim(_CONSUMER)
+        )
+
+    def _admit(self) -> None:
+        """Let the helpers begin, and place, the steps that the one asked for allows.
+
+        An interrupt after a `put` admits a step twice, which its claim makes harmless. The other
+        order would lose one.
+        """
+        if not self._helpers:
+            return
+        shared = self._shared
+        while self._next_begun < min(shared.asked + self._most_begun + 1, self._end):
+            shared.admitted.put(self._next_begun)
+            self._next_begun += 1
+        # With one helper, what may be begun may be placed.
+        while self._helpers > 1 and self._next_placed < min(
+            shared.asked + shared.ahead + 1, self._end
+        ):
+            shared.task(self._next_placed).may_place.put(None)
+            self._next_placed += 1
+
+    def close(self) -> str | None:
+        """Stop the helpers and wait, but not for long. Says what still runs, if anything."""
+        self._shared.stop()
+        still = self._threads.join()
+        if still is None:
+            self._shared.tasks.clear()
+        return still
+
+
+def _here() -> tuple[Any, ...]:
+    return os.getpid(), *thread_settings()

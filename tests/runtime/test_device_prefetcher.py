@@ -1,0 +1,237 @@
+"""Any iterator of host batches, placed ahead of the loop."""
+
+import contextlib
+import linecache
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from loader import DevicePrefetcher, MeshSharder
+from loader.runtime import helper_threads, line
+from tests.runtime.threads import TIMEOUT_S, all_threads_end, no_thread_is_left
+
+__all__ = ["no_thread_is_left"]
+
+
+def filtered() -> Any:
+    dataset = (
+        grain.MapDataset.range(200).filter(lambda n: n % 3 == 0).map(lambda n: {"n": np.int32(n)})
+    )
+    return dataset.to_iter_dataset().batch(8, drop_remainder=True)
+
+
+def test_a_prefetcher_places_any_iterator():
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    batches = [{"x": np.full((8, 4), n, np.float32), "y": np.arange(8)} for n in range(5)]
+    sharder = MeshSharder(mesh, [("x", P("data", "model")), ("y", P("data"))])
+    for prefetch in (0, 2):
+        placed = list(DevicePrefetcher(iter(batches), sharder, prefetch=prefetch))
+        assert [int(np.asarray(batch["x"])[0, 0]) for batch in placed] == list(range(5))
+        assert placed[0]["x"].sharding.spec == P("data", "model")
+        assert len(list(DevicePrefetcher(iter(batches), prefetch=prefetch))) == 5
+    short = DevicePrefetcher(iter([*batches, {"x": np.zeros((6, 4)), "y": np.arange(6)}]), sharder)
+    with pytest.raises(ValueError, match="batch_size 6 does not divide over the 4 shards"):
+        list(short)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
+def test_its_state_is_true_to_the_last_batch_delivered(prefetch: int):
+    mesh = jax.make_mesh((8,), ("data",))
+
+    def make() -> DevicePrefetcher[Any]:
+        return DevicePrefetcher(iter(filtered()), MeshSharder(mesh), prefetch=prefetch)
+
+    with make() as whole:
+        states, values = [whole.get_state()], []
+        for batch in whole:
+            values.append(np.asarray(batch["n"]).tolist())
+            states.append(whole.get_state())
+    assert len(values) == 8
+    for step, state in enumerate(states):
+        with make() as resumed:
+            resumed.set_state(state)
+            assert [np.asarray(batch["n"]).tolist() for batch in resumed] == values[step:]
+    with make() as prefetcher:
+        next(prefetcher)
+        prefetcher.close()  # what was read ahead is not lost
+        assert np.asarray(next(prefetcher)["n"]).tolist() == values[1]
+
+
+def test_an_iterator_without_state_says_so():
+    prefetcher = DevicePrefetcher(iter([{"x": np.zeros(2)}]))
+    with pytest.raises(TypeError, match="has no get_state and set_state"):
+        prefetcher.get_state()
+    with pytest.raises(ValueError, match="prefetch must be an int"):
+        DevicePrefetcher(iter([]), prefetch=-1)
+
+
+class Blocking:
+    """An iterator with state that waits before its third batch until it is let through."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.open, self.blocked = threading.Event(), threading.Event()
+
+    def __iter__(self) -> "Blocking":
+        return self
+
+    def __next__(self) -> Any:
+        if self.n == 2 and not self.open.is_set():
+            self.blocked.set()
+            assert self.open.wait(TIMEOUT_S)
+        if self.n == 6:
+            raise StopIteration
+        self.n += 1
+        return {"n": np.array([self.n - 1], np.int32)}
+
+    def get_state(self) -> Any:
+        return {"n": self.n}
+
+    def set_state(self, state: Any) -> None:
+        self.n = state["n"]
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(np.asarray(batch["n"])[0]) for batch in batches]
+
+
+def test_a_thread_that_is_stuck_is_never_joined_by_a_second(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(helper_threads, "CLOSE_TIMEOUT_S", 0.2)
+    inner = Blocking()
+    prefetcher = DevicePrefetcher(inner)
+    assert numbers([next(prefetcher)]) == [0]
+    assert inner.blocked.wait(TIMEOUT_S)
+    with pytest.warns(RuntimeWarning, match="device-prefetch is still running"):
+        prefetcher.close()
+    with pytest.raises(RuntimeError, match="has the iterator: it cannot go on before that ends"):
+        next(prefetcher)
+    inner.open.set()
+    monkeypatch.undo()
+    assert numbers(prefetcher) == [1, 2, 3, 4, 5]  # nothing was lost
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("has_state", [True, False])
+def test_an_interrupt_in_a_prefetcher_costs_nothing(prefetch: int, has_state: bool):
+    inner = Blocking()
+    inner.open.set()
+    batches: Any = inner if has_state else ({"n": np.array([n], np.int32)} for n in range(6))
+    prefetcher = DevicePrefetcher(batches, prefetch=prefetch)
+    seen, interrupts = numbers([next(prefetcher)]), 0
+    for line_number in range(1, 60):  # at every line that runs inside of `next`
+        with interrupted_at(line_number) as struck:
+            try:
+                seen += numbers([next(prefetcher)])
+            except StopIteration:
+                break
+            except KeyboardInterrupt:
+                interrupts += 1
+        assert len(seen) == len(set(seen))
+        if not struck:
+            break
+    assert seen + numbers(prefetcher) == [0, 1, 2, 3, 4, 5]
+    assert interrupts > 8
+
+
+@contextlib.contextmanager
+def interrupted_at(number: int) -> Iterator[list[int]]:
+    """Raises KeyboardInterrupt at a line, counted from here, of the runtime in this thread."""
+    struck: list[int] = []
+    left = [number]
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if "loader/runtime" not in frame.f_code.co_filename:
+            return None
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and source != "return batch":  # CPython takes no signal before that
+            left[0] -= 1
+            if left[0] == 0:
+                struck.append(frame.f_lineno)
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield struck
+    finally:
+        sys.settrace(None)
+
+
+def test_an_iterator_is_asked_by_one_thread_only():
+    askers = set()
+
+    def asked() -> Iterator[Any]:
+        with np.errstate(divide="raise"):  # which another thread could not leave again
+            for n in range(500):
+                askers.add((threading.current_thread().name, np.geterr()["divide"]))
+                yield {"n": np.array([n], np.int32)}
+
+    assert numbers(DevicePrefetcher(asked())) == list(range(500))
+    assert askers == {("device-prefetch", "raise")}
+
+
+def test_a_second_interrupt_while_it_is_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch):
+    inner = Blocking()
+    inner.open.set()
+    prefetcher = DevicePrefetcher(inner)
+    assert numbers([next(prefetcher)]) == [0]
+    with monkeypatch.context() as patch:
+
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(line.Line, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prefetcher.close()
+    assert numbers(prefetcher) == [1, 2, 3, 4, 5]
+
+
+def test_large_integers_are_refused_in_a_stream_too():
+    with pytest.raises(ValueError, match="leaf 'x' holds 1099511627776"):
+        next(DevicePrefetcher(iter([{"x": np.array([2**40])}]), prefetch=0))
+
+
+def test_errors_of_the_inner_iterator_arrive():
+    def failing() -> Iterator[Any]:
+        yield {"x": np.zeros(2)}
+        raise OSError("disk")
+
+    prefetcher = DevicePrefetcher(failing(), prefetch=1)
+    next(prefetcher)
+    with pytest.raises(OSError, match="disk"):
+        next(prefetcher)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="ended with an error"):
+            next(prefetcher)
+    all_threads_end()  # closed or not
+
+
+def test_the_end_stays_the_end():
+    inner = Blocking()
+    inner.open.set()
+    prefetcher = DevicePrefetcher(inner)
+    assert numbers(prefetcher) == [0, 1, 2, 3, 4, 5]
+    inner.n = 3  # as a file that has grown
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(prefetcher)
+    all_threads_end()
+    prefetcher.close()
+
+
+def test_a_prefetcher_places_by_the_settings_it_began_with():
+    prefetcher = DevicePrefetcher(iter([{"n": np.array([n])} for n in range(8)]))
+    assert numbers([next(prefetcher)]) == [0]
+    with jax.enable_x64(True), jax.default_device(jax.devices()[3]):
+        for number in range(1, 8):
+            n = next(prefetcher)["n"]
+            assert (int(n[0]), n.dtype, n.devices()) == (number, np.int32, {jax.devices()[0]})
+    prefetcher.close()

@@ -1,0 +1,26 @@
+"""The helper threads that are alive, and that none is left after a test."""
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+TIMEOUT_S = 30
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if "prefetch" in t.name]
+
+
+def all_threads_end() -> None:
+    for thread in prefetch_threads():
+        thread.join(TIMEOUT_S)
+    assert not prefetch_threads()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    all_threads_end()
