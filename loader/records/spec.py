@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from loader.records.errors import SpecMismatch
+
 VALID_MASK = "valid_mask"
 
 
@@ -94,10 +96,6 @@ def refuse_mask_key(tree: Any) -> None:
 def is_text(dtype: Any) -> bool:
     """Whether values of this dtype are texts, bytes or other Python objects."""
     return isinstance(dtype, np.dtype) and dtype.kind in "OUS"
-
-
-class SpecMismatch(ValueError):
-    """A batch is not what its spec says."""
 
 
 def is_like(batch: Any, spec: Spec) -> bool:

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from loader.records.digest import qualified_name
-from loader.records.errors import RowError
+from loader.records.errors import RowError, SpecMismatch
 from loader.records.spec import Spec
-from loader.records.stacking import UnlikeRecordError, stack, unstack
+from loader.records.stacking import stack, unstack
 from loader.transforms.draws import Uniforms, generator
 from loader.transforms.numpy_or_jax import is_jax
 
@@ -80,5 +80,5 @@ def _at_row(fn: Callable[..., Any], row: int, *arguments: Any) -> Any:
 def _restacked(records: list[Any]) -> Any:
     try:
         return stack(records, ragged=True)
-    except UnlikeRecordError as error:
-        raise RowError(error.number, f"of what was returned, counted in rows, {error}") from error
+    except SpecMismatch as error:
+        raise RowError(error.row or 0, f"of what was returned, counted in rows, {error}") from error

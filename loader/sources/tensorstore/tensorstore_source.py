@@ -9,7 +9,6 @@ With an order that uses up a chunk before it goes on, each is read once:
 """
 
 import math
-import operator
 import os
 from typing import Any
 
@@ -17,10 +16,11 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_int, refuse_outside
 from loader.records.memory import take_rows
 from loader.records.spec import Spec, named_leaves
 from loader.sources.reading import sampled_fingerprint
+from loader.sources.source import Source
 from loader.sources.tensorstore.open_store import absolute, is_spec, open_store, reason
 from loader.sources.tensorstore.slabs import Slab, SlabError, Slabs
 
@@ -28,7 +28,7 @@ from loader.sources.tensorstore.slabs import Slab, SlabError, Slabs
 _SPARSE = 16
 
 
-class TensorStoreSource:
+class TensorStoreSource(Source):
     """Row i of one array, or of each array of a tree of them, is record i.
 
     An array is a path, a URL (`file://`, `gs://`, `http://`, `memory://`) or a TensorStore spec
@@ -52,8 +52,7 @@ class TensorStoreSource:
         context: ts.Context | None = None,
     ) -> None:
         for option, value in (("reads_in_flight", reads_in_flight), ("cache_bytes", cache_bytes)):
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{option} must be an int of at least 1, got {value!r}")
+            checked_int(option, value, least=1)
         arrays = jax.tree.map(absolute, arrays, is_leaf=is_spec)
         self._given = {
             "arrays": arrays,
@@ -120,15 +119,8 @@ class TensorStoreSource:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Any:
-        rows = self.gather(np.array([operator.index(index)]))
-        return jax.tree.map(lambda leaf: leaf[0], rows)
-
     def gather(self, indices: Int64s) -> Any:
-        if len(indices) and not 0 <= indices.min() <= indices.max() < self._length:
-            raise IndexError(
-                f"records {indices.min()} to {indices.max()} of a source of {self._length}"
-            )
+        refuse_outside(indices, self._length)
         return jax.tree.unflatten(self._tree, self._rows(indices))
 
     def _rows(self, indices: Int64s) -> list[np.ndarray]:
