@@ -119,9 +119,7 @@ def _path(tokens: Any) -> str:
 def _mapped(path: str, dtype: Any) -> np.ndarray:
     if path.endswith(".npy"):
         if dtype is not None:
-            raise ValueError(
-                f"dtype is for raw files, and {path} says of itself what it holds"
-            )
+            raise ValueError(f"dtype is for raw files, and {path} says of itself what it holds")
         try:
             # As a plain ndarray: the map stays underneath, without its slower subclass.
             return np.asarray(np.load(path, mmap_mode="r"))
@@ -135,7 +133,7 @@ def _mapped(path: str, dtype: Any) -> np.ndarray:
     size, item = os.path.getsize(path), np.dtype(dtype).itemsize
     if size % item:
         raise ValueError(
-            f"{path} has {size} bytes, not a multiple of the {item} of a {np.dtype(dtype)}: it was "
+            f"{path} has {size} bytes, no multiple of the {item} of a {np.dtype(dtype)}: it was "
             "written with another dtype, or cut off"
         )
     return np.asarray(np.memmap(path, dtype, mode="r")) if size else np.empty(0, dtype)

@@ -67,8 +67,8 @@ class _Decode:
 class DecodeImage(OperatorModule):
     """JPEG or PNG bytes to uint8 pixels (height, width, channels), by OpenCV, without the GIL.
 
-    Images may differ in size: put `Resize` or a crop behind it. With `size=(height, width)` all
-    must have that size, and nothing is needed behind it. Colours are red, green, blue.
+    Images may differ in size: put `Resize` or a crop after it. With `size=(height, width)` all
+    must have that size, and nothing needs to follow. Colours are red, green, blue.
     """
 
     def __init__(

@@ -65,5 +65,10 @@ class Tokenize(OperatorModule):
         tokenizer: Any = None,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        transform = _Tokenize(name_of(leaf), name_of(into), as_tokenizer(tokenizer))
-        super().__init__(transform, **options)
+        self._tokenizer = as_tokenizer(tokenizer)
+        super().__init__(_Tokenize(name_of(leaf), name_of(into), self._tokenizer), **options)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, which may also `decode`."""
+        return self._tokenizer
