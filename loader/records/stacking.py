@@ -10,7 +10,7 @@ import numpy as np
 from loader.records.errors import SpecMismatch
 from loader.records.memory import empty_rows
 from loader.records.prng_keys import is_prng_key
-from loader.records.spec import Spec, leaf_name
+from loader.records.spec import LeafSpec, RaggedSpec, Spec, leaf_name
 
 _PLAIN_LEAVES = (np.ndarray, np.generic, str, bytes, bool, int, float)
 
@@ -132,8 +132,8 @@ def is_ragged(leaf: Any) -> bool:
 def zero_rows(spec: Spec, count: int) -> Any:
     """`count` rows of zeros (empty texts for objects) that look like records of this spec."""
 
-    def zeros(s: jax.ShapeDtypeStruct) -> Any:
-        if None in s.shape:
+    def zeros(s: LeafSpec) -> Any:
+        if isinstance(s, RaggedSpec):
             one = np.zeros([1 if size is None else size for size in s.shape], s.dtype)
             return ragged_leaf([one] * count)
         if not isinstance(s.dtype, np.dtype):  # PRNG keys

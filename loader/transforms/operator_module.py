@@ -22,7 +22,7 @@ from loader.records.integers import Int64s, checked_int
 from loader.records.renamed import refuse_old_names
 from loader.records.spec import Spec
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
-from loader.transforms.functions import KeepWhere, PerBatch, PerRecord, RandomPerRecord
+from loader.transforms.functions import KeepWhere, PerBatch, PerRecord
 from loader.transforms.transform import Side, Transform, call, draws_of, sides, spec_after
 
 DEFAULT_STREAM = "augment"
@@ -165,7 +165,7 @@ def as_operator(given: Any) -> OperatorModule:
     if isinstance(given, grain.transforms.Map):
         return OperatorModule(PerRecord(given.map), name=label)
     if isinstance(given, grain.transforms.RandomMap):
-        return OperatorModule(RandomPerRecord(given.random_map), name=label)
+        return OperatorModule(PerRecord(given.random_map, random=True), name=label)
     if isinstance(given, grain.transforms.Filter):
         return OperatorModule(KeepWhere(given.filter), name=label)
     if isinstance(given, grain.transforms.Batch):

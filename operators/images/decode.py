@@ -60,7 +60,7 @@ class _Decode:
         leaf = get(spec, self.name)
         if not is_text(leaf.dtype) and leaf.dtype != np.uint8:
             raise ValueError(f"leaf {self.name!r} is {leaf.dtype}, not the bytes of an image")
-        shape: Any = (*(self.size or (None, None)), self.channels)
+        shape = (*(self.size or (None, None)), self.channels)
         return put(spec, self.name, leaf_spec(shape, np.dtype(np.uint8)))
 
 

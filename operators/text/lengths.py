@@ -60,11 +60,9 @@ class _Pad:
         for name in self.names:
             leaf = sequence_spec(spec, name)
             padding_of(name, leaf.dtype, self.value)
-            shape = (self.length, *leaf.shape[1:])
-            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec((self.length, *leaf.shape[1:]), leaf.dtype))
         if self.mask is not None:
-            mask = leaf_spec((self.length,), np.dtype(bool))
-            spec = put(spec, self.mask, mask)
+            spec = put(spec, self.mask, leaf_spec((self.length,), np.dtype(bool)))
         return spec
 
 
@@ -110,9 +108,9 @@ class _Crop:
     def output_spec(self, spec: Spec) -> Spec:
         for name in self.names:
             leaf = sequence_spec(spec, name)
-            first = None if leaf.shape[0] is None else min(leaf.shape[0], self.length)
-            shape: Any = (first, *leaf.shape[1:])
-            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+            length, *rest = leaf.shape
+            most = None if length is None else min(length, self.length)
+            spec = put(spec, name, leaf_spec((most, *rest), leaf.dtype))
         return spec
 
 

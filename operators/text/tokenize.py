@@ -45,8 +45,7 @@ class _Tokenize:
         leaf = get(spec, self.leaf)
         if not is_text(leaf.dtype) or leaf.shape:
             raise ValueError(f"leaf {self.leaf!r} is {leaf.dtype}{list(leaf.shape)}, not a text")
-        shape: Any = (None,)
-        tokens = leaf_spec(shape, np.dtype(np.int32))
+        tokens = leaf_spec((None,), np.dtype(np.int32))
         return put(without(spec, self.leaf), self.into, tokens)
 
 

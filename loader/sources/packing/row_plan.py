@@ -181,14 +181,20 @@ def _fill(histogram: Int64s, row_length: int, fit: Fit) -> tuple[Ints, int]:
             begin = _replaced(begin, run, begins)
             size = _replaced(size, run, part[0])
             room = _replaced(room, run, room[run] - part[1] * length)
-        for first, count, fill in parts:
-            rows = np.repeat(_ranges(first, count), np.repeat(fill, count))
-            row_of[filled : filled + rows.size] = rows
-            filled += rows.size
+        filled = _write_rows(row_of, filled, parts)
         useful = room >= lengths[-1]
         begin, size, room = begin[useful], size[useful], room[useful]
     assert filled == row_of.size, f"{filled} of {row_of.size} pieces were placed"
     return row_of, num_rows
+
+
+def _write_rows(row_of: Ints, filled: int, parts: list[tuple[Int64s, Int64s, Int64s]]) -> int:
+    """Each row of the runs `(begin, size, fill)` as often as it takes a piece; the new `filled`."""
+    for begin, size, fill in parts:
+        rows = np.repeat(_ranges(begin, size), np.repeat(fill, size))
+        row_of[filled : filled + rows.size] = rows
+        filled += rows.size
+    return filled
 
 
 def _split(rows: int, fill: int, pieces: int) -> tuple[Int64s, Int64s]:
