@@ -48,7 +48,7 @@ class PerRecord:
         return ("host",) if self.random else ("host", "device")
 
     def __call__(self, rows: Any, draws: Uniforms | None = None) -> Any:
-        if is_jax(rows):
+        if draws is None and is_jax(rows):
             return jax.vmap(self.fn)(rows)
         made = []
         for row, record in enumerate(unstack(rows)):
