@@ -14,19 +14,29 @@ from loader.records.merging import merged_rows
 from loader.records.spec import Spec, with_open_lengths
 from loader.transforms.numpy_or_jax import is_jax, namespace
 from loader.transforms.operator_module import OperatorModule, OperatorOptions, as_operator
-from loader.transforms.transform import call, draws_of, filters, mixes_rows, sides, spec_after
+from loader.transforms.transform import (
+    Side,
+    Transform,
+    call,
+    draws_of,
+    filters,
+    mixes_rows,
+    sides,
+    spec_after,
+)
+from operators.leaves import BOTH
 
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """Transforms and what messages call them; each takes the next columns of the draws."""
 
-    transforms: tuple[Any, ...]
+    transforms: tuple[Transform, ...]
     labels: tuple[str, ...]
 
     @property
-    def sides(self) -> tuple[str, ...]:
-        return tuple(s for s in ("host", "device") if all(s in sides(t) for t in self.transforms))
+    def sides(self) -> tuple[Side, ...]:
+        return tuple(s for s in BOTH if all(s in sides(t) for t in self.transforms))
 
     def part(self, number: int, rows: Any, draws: Any, valid: Any, first_draw: int = 0) -> Any:
         """The rows after one of the transforms; `draws` are those of all of them."""
@@ -59,27 +69,20 @@ class _Sequence(_Parts):
         return spec
 
 
-class _Composed(OperatorModule):
-    """An operator made of operators, whose transforms are taken when a loader is made."""
-
-    def __init__(
-        self, transform: _Parts, operators: list[OperatorModule], **options: Unpack[OperatorOptions]
-    ) -> None:
-        super().__init__(transform, **options)
-        self._operators = nnx.List(operators)
-
-    def ready_transform(self) -> Any:
-        ready = tuple(operator.ready_transform() for operator in self._operators)
-        return dataclasses.replace(self.transform, transforms=ready)
+_UNCHANGED = _Sequence((), ())
 
 
-class Sequence(_Composed):
+class Sequence(OperatorModule):
     """Operators one after the other, as one."""
 
     def __init__(self, operators: Iterable[Any], **options: Unpack[OperatorOptions]) -> None:
-        parts, transforms, labels, on = _parts(operators)
-        options.setdefault("on", on)
-        super().__init__(_Sequence(transforms, labels), parts, **options)
+        parts = _checked_parts(operators)
+        options.setdefault("on", _side(parts))
+        super().__init__(_Sequence(*_transforms_and_labels(parts)), **options)
+        self._operators = nnx.List(parts)
+
+    def ready_transform(self) -> Transform:
+        return _ready(self.transform, self._operators)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +141,7 @@ class _Choice(_Parts):
         return joined
 
 
-class Choice(_Composed):
+class Choice(OperatorModule):
     """For each row one of several operators, by chance; None among them leaves the row as it is.
 
     `probabilities` add up to 1; without them all are as likely.
@@ -150,45 +153,30 @@ class Choice(_Composed):
         probabilities: Several[float] | None = None,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        given = [_Nothing() if item is None else item for item in operators]
-        parts, transforms, labels, on = _parts(given)
-        if any(mixes_rows(transform) for transform in transforms):
+        nothing = OperatorModule(_UNCHANGED, name="None")
+        parts = _checked_parts(nothing if item is None else item for item in operators)
+        if any(mixes_rows(part.transform) for part in parts):
             raise ValueError(
                 "Choice decides row by row, so an operator that mixes rows has no part"
             )
         if probabilities is None:
-            probabilities = [1 / len(transforms)] * len(transforms)
+            probabilities = [1 / len(parts)] * len(parts)
         chances = tuple(float(p) for p in probabilities)
-        fit = len(chances) == len(transforms) and all(chance >= 0 for chance in chances)
+        fit = len(chances) == len(parts) and all(chance >= 0 for chance in chances)
         if not (fit and abs(sum(chances) - 1) <= 1e-6):  # so that NaN is refused
             raise ValueError(
-                f"Choice among {len(transforms)} operators needs as many probabilities, none "
+                f"Choice among {len(parts)} operators needs as many probabilities, none "
                 f"negative, that add up to 1, got {list(chances)}"
             )
-        options.setdefault("on", on)
-        super().__init__(_Choice(transforms, labels, chances), parts, **options)
+        options.setdefault("on", _side(parts))
+        super().__init__(_Choice(*_transforms_and_labels(parts), chances), **options)
+        self._operators = nnx.List(parts)
+
+    def ready_transform(self) -> Transform:
+        return _ready(self.transform, self._operators)
 
 
-class _Nothing(OperatorModule):
-    def __init__(self) -> None:
-        super().__init__(_Unchanged())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Unchanged:
-    sides = ("host", "device")
-
-    def __call__(self, rows: Any) -> Any:
-        return rows
-
-    def output_spec(self, spec: Spec) -> Spec:
-        return spec
-
-
-def _parts(
-    given: Iterable[Any],
-) -> tuple[list[OperatorModule], tuple[Any, ...], tuple[str, ...], Any]:
-    """Operators, their transforms, their names, and the side they run on."""
+def _checked_parts(given: Iterable[Any]) -> list[OperatorModule]:
     operators = [as_operator(item) for item in given]
     if not operators:
         raise ValueError("no operators given: name at least one")
@@ -200,11 +188,25 @@ def _parts(
                 f"{operator.label} has a seed or rngs of its own, which have no effect here: give "
                 "seed=... to the operator around it"
             )
-    told = {o.on for o in operators if not isinstance(o, _Nothing)}
+    return operators
+
+
+def _side(operators: list[OperatorModule]) -> Side:
+    """The side on which all of them run."""
+    told: set[Side] = {o.on for o in operators if o.transform is not _UNCHANGED}
     if len(told) > 1:
         raise ValueError(
             f"{[f'{o.label} on the {o.on}' for o in operators]}: give all of them the same on=..."
         )
-    transforms = tuple(operator.transform for operator in operators)
-    side = told.pop() if told else "host"
-    return operators, transforms, tuple(operator.label for operator in operators), side
+    return told.pop() if told else "host"
+
+
+def _transforms_and_labels(
+    operators: list[OperatorModule],
+) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
+    return tuple(o.transform for o in operators), tuple(o.label for o in operators)
+
+
+def _ready(transform: Any, operators: Iterable[OperatorModule]) -> Transform:
+    """The transform with those of its operators as they run: some need statistics first."""
+    return dataclasses.replace(transform, transforms=tuple(o.ready_transform() for o in operators))

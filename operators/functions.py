@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from loader.records.spec import Spec
-from loader.transforms.functions import PerBatch, PerRecord, RandomPerRecord
+from loader.transforms.functions import PerBatch, PerRecord
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
 
 
@@ -28,8 +28,7 @@ class Map(OperatorModule):
         output_spec: Spec | None = None,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        transform = RandomPerRecord if random else PerRecord
-        super().__init__(transform(fn, output_spec), **options)
+        super().__init__(PerRecord(fn, output_spec, bool(random)), **options)
 
 
 class MapBatch(OperatorModule):

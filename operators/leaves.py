@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from loader.records.spec import named_leaves
+from loader.transforms.transform import Side
 
-BOTH = ("host", "device")  # the sides of an operator that runs on either
+BOTH: tuple[Side, ...] = ("host", "device")  # the sides of an operator that runs on either
 
 
 def names_of(leaf: str | Iterable[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from loader.modules.structural import StructuralConfig
 from loader.records.spec import VALID_MASK, Spec, leaf_spec
 from loader.transforms.numpy_or_jax import rounded
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
-from operators.leaves import frozen, get, name_of, put
+from operators.leaves import BOTH, frozen, get, name_of, put
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,7 +18,7 @@ class _Standardize:
     name: str
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
-    sides = ("host", "device")
+    sides = BOTH
     row_wise = True
 
     def __call__(self, rows: Any) -> Any:
@@ -74,7 +74,8 @@ class Normalize(OperatorModule):
             )
         elif mean is not None or batch_stats_fn is not None:
             raise ValueError("give the statistics here or in config, not in both")
-        super().__init__(_Standardize(name_of(leaf)), **options)
+        self._leaf = name_of(leaf)
+        super().__init__(_Standardize(self._leaf), **options)
 
     def ready_transform(self) -> _Standardize:
         stats = self.get_statistics()
@@ -91,7 +92,7 @@ class Normalize(OperatorModule):
                 f"{self.label} cannot divide by std={std.tolist()} around mean={mean.tolist()}: "
                 "each must be finite, and std greater than 0 (a channel that never changes?)"
             )
-        return _Standardize(self.transform.name, mean, std)
+        return _Standardize(self._leaf, mean, std)
 
     def fit(self, loader: Any, *, per_channel: bool = True) -> dict[str, Any]:
         """Mean and deviation over an epoch of a loader: every record once. It does not move.
@@ -101,7 +102,7 @@ class Normalize(OperatorModule):
         """
         total = _Moments(per_channel)
         for batch in loader.host_epoch():
-            rows = get(batch, self.transform.name)
+            rows = get(batch, self._leaf)
             total.add(rows[batch[VALID_MASK]] if VALID_MASK in batch else rows)
         if not total.count:
             raise ValueError(f"{self.label} cannot be fitted: the loader has no valid row")

@@ -76,7 +76,7 @@ def _check(options: argparse.Namespace) -> int:
 def _peek(options: argparse.Namespace) -> int:
     config = _config(options)
     picture = options.picture or Path(f"{options.config.stem}-step-{options.step}.png")
-    tokenizers = [p.transform.tokenizer for p in config.parts if isinstance(p, operators.Tokenize)]
+    tokenizers = [p.tokenizer for p in config.parts if isinstance(p, operators.Tokenize)]
     decode = tokenizers[0].decode if tokenizers else None
     seen = peek(config.loader(), options.step, picture=picture, decode=decode, rows=options.rows)
     _out(options, seen.to_json(), seen.show)

@@ -1,4 +1,4 @@
-"""Which record stands at which position: pure arithmetic, no state, no memory that grows.
+"""Which record is at which position: pure arithmetic, no state, no memory that grows.
 
 An order answers `records(positions, num_records)` for any positions at once. A position counts
 records over all epochs, so `position // num_records` is the epoch, and each epoch of each order
@@ -6,7 +6,6 @@ here is an exact permutation of the records.
 """
 
 import dataclasses
-import operator
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ from loader.order.permutation import (
     permute_by_length,
     round_keys,
 )
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_int
 
 
 class Order(Protocol):
@@ -50,7 +49,7 @@ class Shuffle:
     match_grain: bool = False
 
     def __post_init__(self) -> None:
-        _check_integer(self, "seed")
+        object.__setattr__(self, "seed", checked_int("Shuffle: seed", self.seed))
         if self.match_grain and not 0 <= self.seed < 2**32:
             raise ValueError(
                 f"match_grain=True needs a seed that Grain takes, 0 to 2**32 - 1, got {self.seed}"
@@ -77,15 +76,18 @@ class BlockShuffle:
     window: int
 
     def __post_init__(self) -> None:
-        for field, least in (("seed", None), ("block_size", 1), ("window", 1)):
-            _check_integer(self, field, least)
+        object.__setattr__(self, "seed", checked_int("BlockShuffle: seed", self.seed))
+        for field in ("block_size", "window"):
+            value, name = getattr(self, field), f"BlockShuffle: {field}"
+            number = checked_int(name, value, 1, wanted="an integer of at least 1")
+            object.__setattr__(self, field, number)
 
     def records(self, positions: Int64s, num_records: int) -> Int64s:
         size = self.block_size
         epochs, offsets = epochs_and_offsets(positions, num_records)  # one epoch, or one for each
         full, tail = divmod(num_records, size)
         slots = full + (tail > 0)
-        # The slot in which the short block stands; past the end when all blocks are full.
+        # The slot of the short block; past the end when all blocks are full.
         short = hashed(self.seed, "short", epochs, slots) if tail else np.full_like(epochs, slots)
 
         def start(slot: Int64s) -> Int64s:
@@ -94,8 +96,8 @@ class BlockShuffle:
         def slot_at(offset: Int64s) -> Int64s:
             if not tail:
                 return offset // size
-            behind = offset >= start(short) + tail
-            return np.where(behind, (offset - tail) // size + 1, np.minimum(offset // size, short))
+            after = offset >= start(short) + tail
+            return np.where(after, (offset - tail) // size + 1, np.minimum(offset // size, short))
 
         window = slot_at(offsets) // self.window
         first, last = (
@@ -117,15 +119,3 @@ class BlockShuffle:
             own = epochs if epochs.size == 1 else epochs[whole]
             block[whole] = permute(index, full, round_keys(self.seed, "blocks", own))
         return block * size + within
-
-
-def _check_integer(config: object, field: str, least: int | None = None) -> None:
-    value = getattr(config, field)
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
-        wanted = "an integer" if least is None else f"an integer of at least {least}"
-        raise ValueError(f"{type(config).__name__}: {field} must be {wanted}, got {value!r}")
-    object.__setattr__(config, field, number)

@@ -15,19 +15,10 @@ from loader.records.integers import Int64s
 
 Keys = npt.NDArray[np.uint32]  # (rounds, 1): one key for all; (rounds, n): a key for each index
 
-
 _ROUNDS = 8
-
-
 _FACTORS = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
-
-
 _HALF = np.uint32(15)
-
-
 _FEW_RUNS = 16
-
-
 _CHUNK = 32768  # indices sent through at once: their temporaries stay in the cache
 
 
@@ -98,7 +89,7 @@ def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
         out[part] = send(index[part].astype(word), part)
     last = word(length - 1)
     outside = np.flatnonzero(out > last)
-    while outside.size:  # more than half of the network's range lies inside, so few rounds
+    while outside.size:  # more than half of the network's range is inside, so few rounds
         again = send(out[outside], outside)
         out[outside] = again
         outside = outside[again > last]

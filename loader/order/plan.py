@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from typing import Literal, get_args
 
-import numpy as np
+from loader.records.integers import checked_int
 
 Remainder = Literal["pad", "drop", "carry"]
 
@@ -35,18 +35,11 @@ class Plan:
             raise ValueError(
                 f"remainder must be one of {list(get_args(Remainder))}, got {self.remainder!r}"
             )
-        for field, least in (("batch_size", 1), ("epochs", 1), ("steps", 0)):
-            value = getattr(self, field)
-            if value is None and field != "batch_size":
-                continue
-            if isinstance(value, np.integer):
-                object.__setattr__(self, field, int(value))
-                value = int(value)
-            if type(value) is not int or value < least:
-                raise ValueError(
-                    f"{field} must be an int of at least {least}"
-                    f"{'' if field == 'batch_size' else ' or None'}, got {value!r}"
-                )
+        object.__setattr__(self, "batch_size", checked_int("batch_size", self.batch_size, 1))
+        for field, least in (("epochs", 1), ("steps", 0)):
+            if (value := getattr(self, field)) is not None:
+                wanted = f"an int of at least {least} or None"
+                object.__setattr__(self, field, checked_int(field, value, least, wanted=wanted))
         if self.num_records < 1:
             raise ValueError("the source is empty: it needs at least one record")
         if self.remainder == "drop" and self.batch_size > self.num_records:

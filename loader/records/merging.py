@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.records.integers import Int64s
-from loader.records.spec import Spec, leaf_spec, named_leaves, with_open_lengths, without_rows
+from loader.records.spec import (
+    LeafSpec,
+    Spec,
+    leaf_spec,
+    named_leaves,
+    with_open_lengths,
+    without_rows,
+)
 from loader.records.stacking import is_ragged
 
 _REMEDY = "they must be alike where they meet: make them so before, as Mapped(source, [Cast(...)])"
@@ -81,7 +88,7 @@ def _item(leaf: Any) -> tuple[Any, int]:
     return row.dtype, row.ndim - (row is leaf)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: LeafSpec | None, other: LeafSpec | None) -> bool:
     if one is None or other is None or one.dtype != other.dtype:
         return False
     return len(one.shape) == len(other.shape) and all(
@@ -89,7 +96,7 @@ def _alike(one: Any, other: Any) -> bool:
     )
 
 
-def _joined(one: Any, other: Any) -> jax.ShapeDtypeStruct:
+def _joined(one: LeafSpec, other: LeafSpec) -> LeafSpec:
     shape = [a if a == b else None for a, b in zip(one.shape, other.shape, strict=True)]
     return leaf_spec(tuple(shape), one.dtype)
 
@@ -102,8 +109,10 @@ def _refuse_other_tree(name: str, tree: Any, first: str, expected: Any) -> None:
         )
 
 
-def _unlike(leaf: str, name: str, came: Any, first: str, expected: Any) -> ValueError:
-    def words(s: Any) -> str:
+def _unlike(
+    leaf: str, name: str, came: LeafSpec | None, first: str, expected: LeafSpec | None
+) -> ValueError:
+    def words(s: LeafSpec | None) -> str:
         return "missing" if s is None else f"{s.dtype}{list(s.shape)}"
 
     return ValueError(

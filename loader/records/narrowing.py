@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loader.records.prng_keys import is_prng_key
 from loader.records.spec import Spec
 
 
@@ -19,7 +20,7 @@ def narrowed(spec: Spec) -> Spec:
 
 
 def device_dtype(dtype: Any) -> Any:
-    """The dtype in which JAX holds values of this one; None if it holds no such values."""
+    """The dtype in which JAX holds values of this one; None if it cannot hold them."""
     if not isinstance(dtype, np.dtype):
         return dtype  # PRNG keys
     numeric = jnp.issubdtype(dtype, np.number) or dtype == np.bool_
@@ -42,6 +43,4 @@ def survives(leaf: Any, small: Any) -> bool:
 
 def on_host(leaf: Any) -> Any:
     """The leaf as a numpy array; PRNG keys as they are."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return leaf
-    return np.asarray(leaf)
+    return leaf if is_prng_key(leaf) else np.asarray(leaf)

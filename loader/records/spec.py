@@ -7,15 +7,14 @@ array of arrays, with None in its spec for each length that is not fixed. It too
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+from loader.records.errors import SpecMismatch
+
 VALID_MASK = "valid_mask"
-
-
-Spec = Any  # a tree of jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,13 @@ class RaggedSpec:
     dtype: np.dtype[Any]
 
 
-def leaf_spec(shape: Sequence[int | None], dtype: Any) -> Any:
+LeafSpec: TypeAlias = jax.ShapeDtypeStruct | RaggedSpec
+# A tree of them. As JAX, we cannot say more: a union of dicts and tuples would refuse classes that
+# are registered as trees, and `loader.batch_spec()["image"].shape` too.
+Spec: TypeAlias = Any
+
+
+def leaf_spec(shape: Sequence[int | None], dtype: Any) -> LeafSpec:
     """The spec of a leaf, ragged if a length is None."""
     if None in shape:
         return RaggedSpec(tuple(shape), np.dtype(dtype))
@@ -46,7 +51,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 def spec_of(tree: Any) -> Spec:
     """The spec of a tree of arrays, numbers and texts."""
 
-    def spec_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    def spec_of_leaf(leaf: Any) -> LeafSpec:
         if isinstance(leaf, str | bytes):
             return jax.ShapeDtypeStruct((), np.dtype(object))
         if not hasattr(leaf, "dtype"):
@@ -69,7 +74,7 @@ def without_rows(spec: Spec) -> Spec:
 def with_open_lengths(spec: Spec) -> Spec:
     """The spec with the lengths of all sequences (leaves of one axis) left open."""
 
-    def leave_open(s: Any) -> Any:
+    def leave_open(s: LeafSpec) -> LeafSpec:
         return leaf_spec((None,) if len(s.shape) == 1 else s.shape, s.dtype)
 
     return jax.tree.map(leave_open, spec)
@@ -94,10 +99,6 @@ def refuse_mask_key(tree: Any) -> None:
 def is_text(dtype: Any) -> bool:
     """Whether values of this dtype are texts, bytes or other Python objects."""
     return isinstance(dtype, np.dtype) and dtype.kind in "OUS"
-
-
-class SpecMismatch(ValueError):
-    """A batch is not what its spec says."""
 
 
 def is_like(batch: Any, spec: Spec) -> bool:

@@ -1,60 +1,61 @@
 """Records stacked into rows, and rows taken apart into records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loader.records.errors import SpecMismatch
 from loader.records.memory import empty_rows
-from loader.records.spec import Spec, leaf_name
+from loader.records.prng_keys import is_prng_key
+from loader.records.spec import LeafSpec, RaggedSpec, Spec, leaf_name
 
 _PLAIN_LEAVES = (np.ndarray, np.generic, str, bytes, bool, int, float)
 
 
-class UnlikeRecordError(ValueError):
-    """Of some records that were to be stacked, one is unlike the first."""
-
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
-        self.number = number
-
-
 def stack(
-    records: Sequence[Any], names: Sequence[Any] | None = None, *, ragged: bool = False
+    records: Sequence[Any],
+    names: Sequence[Any] | None = None,
+    *,
+    locate: Callable[[Any], str] = str,
+    ragged: bool = False,
 ) -> Any:
-    """Records stacked leaf by leaf. `names` are what messages call the records.
+    """Records stacked leaf by leaf. A message calls record i `locate(names[i])`.
 
     A list of numbers counts as an array. With `ragged`, arrays that differ in length, and in
     nothing else, become a ragged leaf: an object array of arrays.
     """
-    names = range(len(records)) if names is None else names
+
+    def name(number: int) -> str:
+        return locate(number if names is None else names[number])
+
     if (plain := _columns_of_plain_dicts(records)) is not None:
-        return {key: _stack_leaf(key, values, names, ragged) for key, values in plain.items()}
+        return {key: _stack_leaf(key, values, name, ragged) for key, values in plain.items()}
     first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_list_of_numbers)
     if not first:
-        raise ValueError(f"record {names[0]} is {records[0]!r}: a record needs at least one leaf")
+        raise ValueError(f"record {name(0)} is {records[0]!r}: a record needs at least one leaf")
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for number, record in enumerate(records[1:], 1):
         leaves, other = jax.tree.flatten(record, is_leaf=_is_list_of_numbers)
         if other != tree:
-            raise UnlikeRecordError(
-                number,
-                f"record {names[number]} is built as {other}, record {names[0]} as {tree}: all "
+            raise SpecMismatch(
+                f"record {name(number)} is built as {other}, record {name(0)} as {tree}: all "
                 "records need the same keys, and lists of the same length",
+                number,
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
     stacked = [
-        _stack_leaf(leaf_name(path), column, names, ragged)
+        _stack_leaf(leaf_name(path), column, name, ragged)
         for (path, _), column in zip(first, columns, strict=True)
     ]
     return jax.tree.unflatten(tree, stacked)
 
 
 def _columns_of_plain_dicts(records: Sequence[Any]) -> dict[str, list[Any]] | None:
-    """Leaf by leaf, what records hold that are dicts of leaves and no more: the usual case."""
+    """Leaf by leaf, the values of records that are flat dicts (the usual case), else None."""
     if type(records[0]) is not dict or not records[0]:
         return None
     keys = records[0].keys()
@@ -67,7 +68,7 @@ def _columns_of_plain_dicts(records: Sequence[Any]) -> dict[str, list[Any]] | No
     return columns if all(issubclass(kind, _PLAIN_LEAVES) for kind in kinds) else None
 
 
-def _stack_leaf(leaf: str, values: list[Any], names: Sequence[Any], ragged: bool) -> Any:
+def _stack_leaf(leaf: str, values: list[Any], name: Callable[[int], str], ragged: bool) -> Any:
     if {type(value) for value in values} <= {str, bytes}:
         stacked = np.empty(len(values), object)
         stacked[:] = values
@@ -78,15 +79,15 @@ def _stack_leaf(leaf: str, values: list[Any], names: Sequence[Any], ragged: bool
         for number, array in enumerate(arrays):
             alike = (array.ndim, array.dtype) == (like.ndim, like.dtype)
             if not alike or (array.shape != like.shape and not ragged):
-                raise UnlikeRecordError(
-                    number,
-                    f"leaf {leaf!r} of record {names[number]} is {array.dtype}{list(array.shape)}, "
-                    f"of record {names[0]} {like.dtype}{list(like.shape)}: records of a batch must "
+                raise SpecMismatch(
+                    f"leaf {leaf!r} of record {name(number)} is {array.dtype}{list(array.shape)}, "
+                    f"of record {name(0)} {like.dtype}{list(like.shape)}: records of a batch must "
                     "be alike; pad or crop them to one shape, or cast them, before they are "
                     "batched",
+                    number,
                 )
         return ragged_leaf([array.copy() for array in arrays])  # stacking copies too
-    if isinstance(like, jax.Array) and jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+    if is_prng_key(like):
         return jnp.stack(arrays)
     if not like.ndim:
         return np.array(arrays)
@@ -131,8 +132,8 @@ def is_ragged(leaf: Any) -> bool:
 def zero_rows(spec: Spec, count: int) -> Any:
     """`count` rows of zeros (empty texts for objects) that look like records of this spec."""
 
-    def zeros(s: jax.ShapeDtypeStruct) -> Any:
-        if None in s.shape:
+    def zeros(s: LeafSpec) -> Any:
+        if isinstance(s, RaggedSpec):
             one = np.zeros([1 if size is None else size for size in s.shape], s.dtype)
             return ragged_leaf([one] * count)
         if not isinstance(s.dtype, np.dtype):  # PRNG keys

@@ -3,16 +3,17 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_index
 from loader.records.memory import take_rows
+from loader.records.prng_keys import is_prng_key
 from loader.records.spec import Spec, named_leaves, spec_of, without_rows
 from loader.sources.reading import sampled_fingerprint
+from loader.sources.source import Source
 
 
-class ArraySource:
+class ArraySource(Source):
     """A tree of arrays with a common leading axis: record i is row i of every leaf."""
 
     owned_rows = True
@@ -23,9 +24,9 @@ class ArraySource:
         if not leaves:
             raise ValueError("ArraySource needs at least one array, got an empty tree")
         for name, leaf in leaves:
-            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            if is_prng_key(leaf):
                 raise ValueError(
-                    f"leaf {name!r} holds PRNG keys, which are no numpy array: give "
+                    f"leaf {name!r} holds PRNG keys, which are not a numpy array: give "
                     "jax.random.key_data(keys) and wrap it again in the step"
                 )
             if np.ndim(leaf) == 0:
@@ -47,9 +48,8 @@ class ArraySource:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        if not -self._length <= index < self._length:
-            raise IndexError(f"record {index} of a source of {self._length}")
-        return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
+        record = checked_index(index, self._length)
+        return jax.tree.unflatten(self._tree, [leaf[record] for leaf in self._leaves])
 
     def gather(self, indices: Int64s) -> Any:
         return self._tree.unflatten([take_rows(leaf, indices) for leaf in self._leaves])

@@ -7,8 +7,10 @@ import grain
 import jax
 import numpy as np
 
+from loader.records.renamed import refuse_old_names
 from loader.sources.arrays import ArraySource
 from loader.sources.grain_source import GrainSource
+from loader.sources.reading import can_be_read
 
 
 def as_source(data: Any) -> Any:
@@ -21,9 +23,7 @@ def as_source(data: Any) -> Any:
         )
     if isinstance(data, dict | tuple | np.ndarray | jax.Array):
         return ArraySource(data)
-    is_source = hasattr(data, "__len__") and (
-        hasattr(data, "gather") or hasattr(data, "__getitem__")
-    )
-    if isinstance(data, grain.MapDataset | grain.IterDataset) or not is_source:
+    refuse_old_names(data)
+    if isinstance(data, grain.MapDataset | grain.IterDataset) or not can_be_read(data):
         return GrainSource(data)  # which refuses what it cannot wrap
     return data

@@ -1,6 +1,5 @@
 """Whole files as records."""
 
-import operator
 import os
 from typing import Any
 
@@ -8,13 +7,14 @@ import jax
 import numpy as np
 from etils import epath
 
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_index, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.reading import sampled_fingerprint
+from loader.sources.source import Source
 from loader.sources.storage.paths import Paths, expand
 
 
-class FilesSource:
+class FilesSource(Source):
     """Every file is a record, in the order of the paths: `{leaf: its content}`.
 
     `paths` is a path, a glob (its files in the order of their names), or a list of them. The
@@ -33,13 +33,12 @@ class FilesSource:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> dict[str, str | bytes]:
-        return {self._leaf: self.gather(np.array([operator.index(index)]))[self._leaf][0]}
+        return super().__getitem__(checked_index(index, len(self)))
 
     def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
+        refuse_outside(indices, len(self))
         contents = np.empty(len(indices), object)
         for place, record in enumerate(indices.tolist()):
-            if not 0 <= record < len(self):
-                raise IndexError(f"record {record} of a source of {len(self)}")
             contents[place] = self._content(record)
         return {self._leaf: contents}
 

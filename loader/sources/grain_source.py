@@ -7,13 +7,14 @@ import grain
 
 from loader.records.digest import qualified_name
 from loader.sources.reading import sampled_fingerprint
+from loader.sources.source import Source
 
 
-class GrainSource:
+class GrainSource(Source):
     """Wraps a `grain.MapDataset` or a random-access source.
 
     A `MapDataset` is asked for `dataset[epoch * length + record]`, so that its own `shuffle` and
-    `random_map` are other ones in each epoch. An element that is None becomes a masked row.
+    `random_map` are new in each epoch. An element that is None becomes a masked row.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -3,21 +3,21 @@
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
 
 from loader.records.digest import digest
 from loader.records.errors import RowError
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_index
 from loader.records.spec import Spec, spec_of, without_rows
 from loader.sources.as_source import as_source
-from loader.sources.reading import fingerprint, locate, read_rows, record_spec
+from loader.sources.reading import fingerprint, locate, read_rows, record_spec, varies_by_epoch
+from loader.sources.source import Source
 from loader.transforms.bound_transform import apply_transforms
 from loader.transforms.operator_module import as_operators
 from loader.transforms.transform import SpecUnknown, filters, spec_after
 
 
-class Mapped:
+class Mapped(Source):
     """The records of another source after some host operators, which must not be random.
 
     Packing needs it: lengths are known only of records that are tokenised. Elsewhere give the
@@ -33,7 +33,7 @@ class Mapped:
                     f"{operator.label} is random, a filter, or runs on the device: give it to the "
                     "loader; a source must give the same records every time"
                 )
-        if getattr(self._source, "varies_by_epoch", False):
+        if varies_by_epoch(self._source):
             raise ValueError(
                 "a source whose records may change from epoch to epoch cannot be mapped: map the "
                 "components of a Mixture, or the source that a grain.MapDataset is made from"
@@ -45,9 +45,7 @@ class Mapped:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"record {index} of a source of {len(self)}")
-        return jax.tree.map(lambda leaf: leaf[0], self.gather(np.array([index % len(self)])))
+        return super().__getitem__(checked_index(index, len(self)))
 
     def gather(self, indices: Int64s) -> Any:
         rows, there = read_rows(self._source, indices, ragged=True)

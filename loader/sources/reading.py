@@ -1,22 +1,10 @@
-"""What a source is, and how its rows are read.
+"""How a source is read, by whatever it offers, and what it says about itself.
 
-A source is anything with `__len__` and `__getitem__(int)`: Grain's protocol. For speed it may offer
-`__getitems__(list of int)`, which gives a list of records, or best `gather(indices)`, which gives
-the rows already stacked. They must be in arrays that nobody writes again, because JAX may keep
-them: views are copied; a buffer that is filled anew for each call cannot be told apart, and
-corrupts. `owned_rows = True` says that all rows asked for are given, in memory made for the call,
-and saves the looking. `thread_safe = True`, said by the class itself, says that it makes no
-difference which thread reads, whether others read at the same time, under which settings of JAX
-and numpy, or whether a read is broken off: a short loop may then read by itself instead of waiting
-for the prefetch thread, and have some of its rows read by another.
-
-It may know `record_spec()` without reading, and `fingerprint()`, a dict of a few values that tell
-its data from other data. `varies_by_epoch = True` says that a record changes with the epoch; it is
-then asked for as `epoch * len + record`. `locate(record)`, asked the same way, says in words where
-a record comes from, for messages. A source made of other sources may offer, in place of `gather`,
-`read_rows(indices, ragged=...)`, which gives what the function here gives.
+`Source` (in `source.py`) is the contract. Here, and nowhere else, is asked which of its optional
+parts a source has.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,9 +18,32 @@ from loader.records.spec import Spec, spec_of, without_rows
 from loader.records.stacking import is_ragged, ragged_leaf, stack
 
 _SAMPLED_RECORDS = 16
-
-
 _RECORDS_TRIED_FOR_A_SPEC = 1000
+
+
+def can_be_read(source: Any) -> bool:
+    """Whether this has what a source needs."""
+    return hasattr(source, "__len__") and (can_gather(source) or hasattr(source, "__getitem__"))
+
+
+def can_gather(source: Any) -> bool:
+    """Whether the source gives rows that are stacked already."""
+    return hasattr(source, "gather")
+
+
+def knows_spec(source: Any) -> bool:
+    """Whether the source says what its records look like; else the first one has to be read."""
+    return hasattr(source, "record_spec")
+
+
+def varies_by_epoch(source: Any) -> bool:
+    """Whether a record changes with the epoch, and is asked for as `epoch * length + record`."""
+    return getattr(source, "varies_by_epoch", False)
+
+
+def is_thread_safe(source: Any) -> bool:
+    """Whether any thread may read the source at any time: its class says so, not an instance."""
+    return getattr(type(source), "thread_safe", False) is True
 
 
 def read_rows(
@@ -44,56 +55,50 @@ def read_rows(
     (filtered out by Grain) has no row. With no row at all the first value is None. With `ragged`,
     arrays of different lengths become a ragged leaf, else they are refused.
     """
-    count = len(indices)
     if hasattr(source, "read_rows"):
         return source.read_rows(indices, ragged=ragged)
-    if hasattr(source, "gather"):
-        rows = source.gather(indices)
-        if getattr(source, "owned_rows", False):
-            return rows, None
-        leaves, tree = jax.tree.flatten(rows)
-        for leaf in leaves:
-            if leaf.shape[:1] != (count,):
-                raise ValueError(
-                    f"{type(source).__name__}.gather was asked for {count} rows and gave a leaf of "
-                    f"shape {leaf.shape}: it must give arrays with a row for each index"
-                )
-        return jax.tree.unflatten(tree, [_owned(leaf) for leaf in leaves]), None
-    if hasattr(source, "__getitems__"):
-        records = source.__getitems__(indices.tolist())
-        if not isinstance(records, Sequence) or len(records) != count:
-            raise ValueError(
-                f"{type(source).__name__}.__getitems__ was asked for {count} records and gave a "
-                f"{type(records).__name__}: it must give a list with a record for each index"
-            )
-    else:
-        records = [source[index] for index in indices.tolist()]
-    names = Located(source, indices.tolist())
+    if can_gather(source):
+        return _gathered(source, indices), None
+    numbers = indices.tolist()
+    records = _records(source, numbers)
+    name = functools.partial(locate, source)
     if not any(record is None for record in records):
-        return stack(records, names, ragged=ragged), None
+        return stack(records, numbers, locate=name, ragged=ragged), None
     there = np.array([record is not None for record in records])
     found = [record for record in records if record is not None]
-    names = Located(source, indices[there].tolist())
-    return (stack(found, names, ragged=ragged) if found else None), there
+    numbers = indices[there].tolist()
+    return (stack(found, numbers, locate=name, ragged=ragged) if found else None), there
 
 
-class Located(Sequence[str]):
-    """The names of records of a source, made only when a message needs one."""
+def _gathered(source: Any, indices: Int64s) -> Any:
+    rows = source.gather(indices)
+    if getattr(source, "owned_rows", False):
+        return rows
+    leaves, tree = jax.tree.flatten(rows)
+    for leaf in leaves:
+        if leaf.shape[:1] != (len(indices),):
+            raise ValueError(
+                f"{type(source).__name__}.gather was asked for {len(indices)} rows and gave a leaf "
+                f"of shape {leaf.shape}: it must give arrays with a row for each index"
+            )
+    return jax.tree.unflatten(tree, [_owned(leaf) for leaf in leaves])
 
-    def __init__(self, source: Any, records: Sequence[int]) -> None:
-        self._source = source
-        self._records = records
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: Any) -> Any:
-        return locate(self._source, self._records[index])
+def _records(source: Any, numbers: list[int]) -> Sequence[Any]:
+    if not hasattr(source, "__getitems__"):
+        return [source[number] for number in numbers]
+    records = source.__getitems__(numbers)
+    if not isinstance(records, Sequence) or len(records) != len(numbers):
+        raise ValueError(
+            f"{type(source).__name__}.__getitems__ was asked for {len(numbers)} records and gave a "
+            f"{type(records).__name__}: it must give a list with a record for each index"
+        )
+    return records
 
 
 def locate(source: Any, record: int) -> str:
     """A record in words: its number, and where the source says it comes from."""
-    number = record % len(source) if getattr(source, "varies_by_epoch", False) else record
+    number = record % len(source) if varies_by_epoch(source) else record
     return f"{number} ({source.locate(record)})" if hasattr(source, "locate") else str(number)
 
 
@@ -106,7 +111,7 @@ def _owned(leaf: Any) -> Any:
 
 def record_spec(source: Any) -> Spec:
     """The spec of one record: as the source says, else as its first record shows."""
-    if hasattr(source, "record_spec"):
+    if knows_spec(source):
         return source.record_spec()
     for _, rows in first_rows(source):
         return without_rows(spec_of(rows))

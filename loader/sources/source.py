@@ -1,12 +1,60 @@
-"""What a source is."""
+"""What a source is: the contract between where records come from and the loader."""
 
-from typing import Any, Protocol, runtime_checkable
+import operator
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
 
 
-@runtime_checkable
-class Source(Protocol):
-    """The least a source offers."""
+class Source:
+    """Records that are found by their numbers. Derive from it, or write a class of the same form.
 
-    def __len__(self) -> int: ...
+    Whatever has `__len__` and `__getitem__(int)`, which is Grain's protocol, is a source: it need
+    not derive from this class. The attributes below are the defaults for those that do not say
+    otherwise. A subclass has `__len__`, and `__getitem__` or `gather`.
 
-    def __getitem__(self, index: int, /) -> Any: ...
+    These methods are optional. A loader looks for them by name, and this class does not have them:
+
+    - `gather(indices: int64 array) -> tree`: the rows at these indices, stacked leaf by leaf. This
+      is the fastest way to read. Nobody may write into these arrays again, for JAX may keep them.
+      Views are copied by the loader; it cannot see a buffer that is filled anew for each call.
+    - `__getitems__(indices: list[int]) -> list`: several records. None is a record that was
+      filtered out.
+    - `read_rows(indices, *, ragged) -> (tree or None, mask or None)`, for a source made of other
+      sources: as `loader.sources.reading.read_rows`.
+    - `record_spec() -> tree of jax.ShapeDtypeStruct`: what a record looks like, known without
+      reading one.
+    - `fingerprint() -> dict` of a few values that tell these records from others. By default it is
+      the length, the spec and a digest of some records.
+    - `locate(record: int) -> str`: where a record comes from, in words, for messages.
+
+    A source without `gather` and `__getitems__` is read record by record.
+    """
+
+    thread_safe: ClassVar[bool] = False
+    """Any thread may read at any time, beside others, under any settings of JAX and numpy, and a
+    read may be broken off. A subclass says this anew: it may have changed how records are read."""
+
+    owned_rows: bool = False
+    """`gather` gives every row asked for, in memory made for that call. The loader then does not
+    look at the arrays again."""
+
+    varies_by_epoch: bool = False
+    """A record is another one in each epoch. It is asked for as `epoch * len(source) + record`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.thread_safe = cls.__dict__.get("thread_safe", False)
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} has no __len__: a source needs one")
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One record: by default the only row of what `gather` gives."""
+        gather = getattr(self, "gather", None)
+        if gather is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has neither __getitem__ nor gather: a source needs one"
+            )
+        return jax.tree.map(lambda leaf: leaf[0], gather(np.array([operator.index(index)])))

@@ -1,20 +1,20 @@
 """Windows of tokens out of one long row of them, in memory or in a file."""
 
-import operator
 import os
 from typing import Any
 
 import jax
 import numpy as np
 
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_int, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.reading import sampled_fingerprint
+from loader.sources.source import Source
 from loader.sources.storage.file_guard import FileGuard
 from loader.sources.storage.paths import expand_local
 
 
-class TokenWindows:
+class TokenWindows(Source):
     """Record i is `{"tokens": tokens[i * stride : i * stride + length]}`.
 
     `tokens` is a one-dimensional array of integers, or the path of a `.npy` file or of a raw binary
@@ -28,8 +28,10 @@ class TokenWindows:
     def __init__(
         self, tokens: Any, length: int, stride: int | None = None, *, dtype: Any = None
     ) -> None:
-        self.window = _count("length", length)
-        self.stride = self.window if stride is None else _count("stride", stride)
+        wanted = "an integer of at least 1"
+        self.window = checked_int("TokenWindows: length", length, 1, wanted=wanted)
+        stride = self.window if stride is None else stride
+        self.stride = checked_int("TokenWindows: stride", stride, 1, wanted=wanted)
         is_path = isinstance(tokens, str | os.PathLike)
         if isinstance(tokens, list | tuple) and tokens and isinstance(tokens[0], str | os.PathLike):
             is_path = True
@@ -65,14 +67,8 @@ class TokenWindows:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"tokens": self.gather(np.array([operator.index(index)]))["tokens"][0]}
-
     def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(
-                f"records {indices.min()} to {indices.max()} of a source of {len(self)}"
-            )
+        refuse_outside(indices, len(self))
         if self._guard is not None:
             self._guard.refuse_if_cut_off()
         return {"tokens": self._windows[indices]}
@@ -108,12 +104,6 @@ class TokenWindows:
             f"TokenWindows({self.path or 'array'}: {len(self)} windows of {self.window}, stride "
             f"{self.stride}, {self.tokens_left_out} tokens left out)"
         )
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"TokenWindows: {name} must be an integer of at least 1, got {value!r}")
-    return int(value)
 
 
 def _path(tokens: Any) -> str:

@@ -11,7 +11,15 @@ from loader.records.errors import RowError
 from loader.records.integers import Int64s
 from loader.transforms.draws import Uniforms, draw
 from loader.transforms.numpy_or_jax import in_numpy
-from loader.transforms.transform import Transform, call, checked_rows, draws_of, filters
+from loader.transforms.transform import (
+    Transform,
+    call,
+    checked_rows,
+    draws_of,
+    filters,
+    row_wise,
+    rows_at_once,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +74,8 @@ def _groups(stages: Sequence[BoundTransform]) -> list[list[BoundTransform]]:
     """The stages one by one, but for those that are applied to a few rows at a time together."""
     groups: list[list[BoundTransform]] = []
     for stage in stages:
-        few = bool(groups) and hasattr(groups[-1][0].transform, "rows_at_once")
-        if few and getattr(stage.transform, "row_wise", False):
+        few = bool(groups) and rows_at_once(groups[-1][0].transform) is not None
+        if few and row_wise(stage.transform):
             groups[-1].append(stage)
         else:
             groups.append([stage])
@@ -77,7 +85,7 @@ def _groups(stages: Sequence[BoundTransform]) -> list[list[BoundTransform]]:
 def _by_few_rows(group: Sequence[BoundTransform], rows: Any, positions: Int64s) -> Any:
     """The rows after all stages of a group, some rows at a time."""
     count = len(positions)
-    size = group[0].transform.rows_at_once
+    size = rows_at_once(group[0].transform) or count
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(rows)):  # PRNG keys
         size = count
     draws = [stage.draw(positions) for stage in group]

@@ -1,6 +1,6 @@
 """Random numbers that belong to a row: a function of (key, position), drawn in bulk.
 
-A row draws the same numbers whatever the batch it stands in, the process that handles it, or what
+A row draws the same numbers whatever the batch it is in, the process that handles it, or what
 was drawn before. They are float32 in [0, 1), made on the host, and handed to host and device alike.
 """
 

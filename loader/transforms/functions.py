@@ -8,11 +8,12 @@ import jax
 import numpy as np
 
 from loader.records.digest import qualified_name
-from loader.records.errors import RowError
+from loader.records.errors import RowError, SpecMismatch
 from loader.records.spec import Spec
-from loader.records.stacking import UnlikeRecordError, stack, unstack
+from loader.records.stacking import stack, unstack
 from loader.transforms.draws import Uniforms, generator
 from loader.transforms.numpy_or_jax import is_jax
+from loader.transforms.transform import Side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,33 +30,31 @@ class PerBatch:
 
 @dataclasses.dataclass(frozen=True)
 class PerRecord:
-    """A function from record to record, one at a time; on a device, vectorised by `jax.vmap`."""
+    """A function from record to record, one at a time; on a device, vectorised by `jax.vmap`.
 
-    fn: Callable[[Any], Any]
+    If `random`, it is called with a `numpy.random.Generator` of the row's own too, on the host.
+    """
+
+    fn: Callable[..., Any]
     declared: Spec | None = None
-    sides = ("host", "device")
+    random: bool = False
 
-    def __call__(self, rows: Any) -> Any:
-        if is_jax(rows):
+    @property
+    def draws(self) -> int:
+        return 2 if self.random else 0
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        return ("host",) if self.random else ("host", "device")
+
+    def __call__(self, rows: Any, draws: Uniforms | None = None) -> Any:
+        if draws is None and is_jax(rows):
             return jax.vmap(self.fn)(rows)
-        return _restacked([_at_row(self.fn, row, r) for row, r in enumerate(unstack(rows))])
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomPerRecord:
-    """A function of a record and a `numpy.random.Generator` of its own."""
-
-    fn: Callable[[Any, np.random.Generator], Any]
-    declared: Spec | None = None
-    draws = 2
-
-    def __call__(self, rows: Any, draws: Uniforms) -> Any:
-        return _restacked(
-            [
-                _at_row(self.fn, row, record, generator(draws[row]))
-                for row, record in enumerate(unstack(rows))
-            ]
-        )
+        made = []
+        for row, record in enumerate(unstack(rows)):
+            own = () if draws is None else (generator(draws[row]),)
+            made.append(_at_row(self.fn, row, record, *own))
+        return _restacked(made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,5 +79,5 @@ def _at_row(fn: Callable[..., Any], row: int, *arguments: Any) -> Any:
 def _restacked(records: list[Any]) -> Any:
     try:
         return stack(records, ragged=True)
-    except UnlikeRecordError as error:
-        raise RowError(error.number, f"of what was returned, counted in rows, {error}") from error
+    except SpecMismatch as error:
+        raise RowError(error.row or 0, f"of what was returned, counted in rows, {error}") from error

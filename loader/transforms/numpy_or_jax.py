@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loader.records.prng_keys import is_prng_key
+
 
 def is_jax(rows: Any) -> bool:
     """Whether these rows are on a device, or traced. PRNG keys, always JAX's own, do not count."""
@@ -13,11 +15,11 @@ def is_jax(rows: Any) -> bool:
 
 
 def _is_jax(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and not is_prng_key(leaf)
 
 
 def in_numpy(rows: Any) -> Any:
-    """The rows of a host function that uses JAX, in numpy, in which all goes on."""
+    """The rows in numpy, as the host works on them, also if a function has used JAX."""
     if not is_jax(rows):
         return rows
     return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_jax(leaf) else leaf, rows)

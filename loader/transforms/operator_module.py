@@ -6,8 +6,9 @@ the module itself never leaves the process. Randomness comes from the key and a 
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterable
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import grain
 import jax
@@ -17,13 +18,13 @@ from flax import nnx
 
 from loader.modules.structural import StructuralConfig, StructuralModule
 from loader.records.digest import describe, qualified_name
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_int
+from loader.records.renamed import refuse_old_names
 from loader.records.spec import Spec
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
-from loader.transforms.functions import KeepWhere, PerBatch, PerRecord, RandomPerRecord
-from loader.transforms.transform import Transform, call, draws_of, sides, spec_after
+from loader.transforms.functions import KeepWhere, PerBatch, PerRecord
+from loader.transforms.transform import Side, Transform, call, draws_of, sides, spec_after
 
-Side = Literal["host", "device"]
 DEFAULT_STREAM = "augment"
 
 
@@ -61,14 +62,13 @@ class OperatorModule(StructuralModule):
                 stochastic=random, stream_name=DEFAULT_STREAM if random else None
             )
         own_name = name or type(self).__name__
-        if seed is not None and (not random or isinstance(seed, bool) or not _is_int(seed)):
-            what = "is not random, so it has no use for one" if not random else "needs an integer"
-            raise ValueError(f"{own_name} was given seed={seed!r}: it {what}")
-        on = on or sides(transform)[0]  # pyright: ignore[reportAssignmentType]
+        if seed is not None:
+            seed = _checked_seed(own_name, seed, random)
+        on = on or sides(transform)[0]
         if on not in sides(transform):
             raise ValueError(f"{own_name} runs on {' or '.join(sides(transform))}, got on={on!r}")
         self.transform = transform
-        self.on = on
+        self.on: Side = on
         self.seed = seed
         super().__init__(config, rngs=rngs, name=name)
 
@@ -107,7 +107,7 @@ class OperatorModule(StructuralModule):
         if not self.stochastic:
             return ""
         if self.seed is not None:
-            seed = f"seed {int(self.seed)}"
+            seed = f"seed {self.seed}"
         else:
             streams = [r for r in (self.rngs, rngs) if r is not None]
             found = next((s for r in streams if (s := _stream_key(r, self.stream_name))), None)
@@ -145,18 +145,19 @@ def as_operators(given: Any) -> list[OperatorModule]:
     if callable(given) or not isinstance(given, Iterable):
         raise TypeError(f"operators is a list of operators: write operators=[{given!r}]")
     operators = [as_operator(item) for item in given]
-    device = next((o for o in operators if o.on == "device"), None)
-    for operator in operators[operators.index(device) :] if device is not None else ():
-        if operator.on == "host":
+    for before, operator in itertools.pairwise(operators):
+        if before.on == "device" and operator.on == "host":
             raise ValueError(
-                f"{operator.label} runs on the host and stands after {device.label}, which runs on "  # pyright: ignore[reportOptionalMemberAccess]
+                f"{operator.label} runs on the host and stands after {before.label}, which runs on "
                 "the device: put host operators first, or give it on='device'"
             )
     return operators
 
 
 def as_operator(given: Any) -> OperatorModule:
+    refuse_old_names(given)
     if isinstance(given, OperatorModule):
+        refuse_old_names(given.transform)
         return given
     if isinstance(given, type):
         raise TypeError(f"an operator is an instance, got the class {given.__name__}")
@@ -164,11 +165,13 @@ def as_operator(given: Any) -> OperatorModule:
     if isinstance(given, grain.transforms.Map):
         return OperatorModule(PerRecord(given.map), name=label)
     if isinstance(given, grain.transforms.RandomMap):
-        return OperatorModule(RandomPerRecord(given.random_map), name=label)
+        return OperatorModule(PerRecord(given.random_map, random=True), name=label)
     if isinstance(given, grain.transforms.Filter):
         return OperatorModule(KeepWhere(given.filter), name=label)
     if isinstance(given, grain.transforms.Batch):
-        raise TypeError("grain's Batch is no operator here: give DataLoader(..., batch_size=...)")
+        raise TypeError(
+            "grain's Batch is not an operator here: give DataLoader(..., batch_size=...)"
+        )
     if not callable(given) or isinstance(given, grain.transforms.Transformation):
         raise TypeError(
             "an operator is an OperatorModule, a callable from rows to rows, or Grain's Map, "
@@ -177,8 +180,13 @@ def as_operator(given: Any) -> OperatorModule:
     return OperatorModule(PerBatch(given), on="host", name=label)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int | np.integer)
+def _checked_seed(name: str, seed: Any, random: bool) -> int:
+    if not random:
+        raise ValueError(f"{name} was given seed={seed!r}: it is not random and has no use for it")
+    try:
+        return checked_int("seed", seed)
+    except ValueError as error:
+        raise ValueError(f"{name} was given seed={seed!r}: it needs an integer") from error
 
 
 def _stream_key(rngs: nnx.Rngs, name: str | None) -> str | None:

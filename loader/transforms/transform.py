@@ -1,26 +1,6 @@
-"""What an operator does to rows: a *transform*, and how several are applied one after the other.
+"""What an operator does to rows: a *transform*, what it may say about itself, how it is called."""
 
-A transform is a small frozen object that takes stacked rows, all rows of a batch at once, and gives
-as many back. It is what travels to where the rows are read, so it holds plain data only. Of its
-attributes these are looked at, all of them optional:
-
-- `draws`: how many random numbers each row takes. If not 0 it is called with a second argument, an
-  array (rows, draws) of float32 in [0, 1).
-- `filters = True`: it gives a mask of the rows to keep, not rows.
-- `mixes_rows = True`: what comes out of a row depends on the others; on a device it is then called
-  with `valid`, the mask of the rows that are no padding.
-- `output_spec(record_spec)`: what a record looks like afterwards; or `declared`, that spec itself.
-  Where neither says, it is tried on a row of zeros.
-- `sides`: where it can run, of "host" (numpy) and "device" (JAX, in jit).
-- `row_wise = True`: a row, and the kind of leaf it comes in, do not depend on the other rows.
-- `rows_at_once`: of a row-wise transform whose results are large. On the host it and the row-wise
-  ones behind it are applied to so many rows at a time, so that memory stays small and warm.
-
-On the host a transform sees only rows that are there, never padding, and gives new arrays: those it
-is given may be shared, with another leaf or with the source.
-"""
-
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -28,7 +8,32 @@ import numpy as np
 from loader.records.spec import Spec, named_leaves, spec_of, without_rows
 from loader.records.stacking import zero_rows
 
-Transform = Any  # a callable as described above
+Side = Literal["host", "device"]
+
+
+class Transform(Protocol):
+    """A small frozen object that takes stacked rows, all of a batch at once, and gives as many.
+
+    It travels to where the rows are read, so it holds plain data only. On the host it sees only
+    rows that are there, never padding, and gives new arrays: those it is given may be shared, with
+    another leaf or with the source. These attributes are optional; the functions below read them
+    and know the defaults:
+
+    - `draws = 0`: how many random numbers each row takes. If not 0, it is called with a second
+      argument, an array (rows, draws) of float32 in [0, 1).
+    - `filters = False`: it gives a mask of the rows to keep, not rows.
+    - `mixes_rows = False`: what comes out of a row depends on the others. It is then also called
+      with `valid`, the mask of the rows that are not padding.
+    - `sides = ("host",)`: where it can run, of "host" (numpy) and "device" (JAX, in jit).
+    - `row_wise = False`: a row, and the kind of leaf it comes in, do not depend on other rows.
+    - `rows_at_once`, of a row-wise transform whose results are large: on the host it and the
+      row-wise ones after it are applied to so many rows at a time, so that memory stays small and
+      warm.
+    - `output_spec(record_spec)`: what a record looks like afterwards; or `declared`, that spec
+      itself. Where neither says, it is tried on a row of zeros.
+    """
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any: ...
 
 
 class SpecUnknown(Exception):
@@ -47,8 +52,16 @@ def mixes_rows(transform: Transform) -> bool:
     return getattr(transform, "mixes_rows", False)
 
 
-def sides(transform: Transform) -> tuple[str, ...]:
+def sides(transform: Transform) -> tuple[Side, ...]:
     return getattr(transform, "sides", ("host",))
+
+
+def row_wise(transform: Transform) -> bool:
+    return getattr(transform, "row_wise", False)
+
+
+def rows_at_once(transform: Transform) -> int | None:
+    return getattr(transform, "rows_at_once", None)
 
 
 def call(transform: Transform, rows: Any, draws: Any, valid: Any = None) -> Any:
@@ -77,13 +90,15 @@ def spec_after(transform: Transform, name: str, spec: Spec, *, try_zeros: bool =
     """What records of this spec look like after the transform. `SpecUnknown` if it must be seen."""
     if filters(transform):
         return spec
-    if hasattr(transform, "output_spec"):
+    output_spec = getattr(transform, "output_spec", None)
+    if output_spec is not None:
         try:
-            return transform.output_spec(spec)
+            return output_spec(spec)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-    if getattr(transform, "declared", None) is not None:
-        return transform.declared
+    declared = getattr(transform, "declared", None)
+    if declared is not None:
+        return declared
     if not try_zeros:
         raise SpecUnknown(name)
     draws = np.zeros((1, draws_of(transform)), np.float32)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from loader.records.errors import RowError
+from loader.records.integers import checked_int
 from loader.records.spec import Spec, leaf_spec
 from loader.records.stacking import is_ragged, ragged_leaf
 from loader.transforms.draws import below
@@ -19,27 +20,31 @@ from operators.leaves import BOTH, get, names_of, put
 
 @dataclasses.dataclass(frozen=True)
 class _Crop:
-    """A window of each image; where it stands is for a subclass to say."""
+    """A window of each image: anywhere in it if `random`, else its middle."""
 
     names: tuple[str, ...]
     size: tuple[int, int]
+    random: bool
     padding: int = 0
     sides = BOTH
     row_wise = True
 
-    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
-        """The first row and column of each window; it has so much room to move (rows, 2)."""
-        raise NotImplementedError
+    @property
+    def draws(self) -> int:
+        return 2 if self.random else 0
 
-    def cropped(self, rows: Any, draws: Any) -> Any:
+    def __call__(self, rows: Any, draws: Any = None) -> Any:
         for name in self.names:
             leaf = get(rows, name)
             if self.padding:
                 leaf = self._padded(leaf)
-            rows = put(
-                rows, name, (self._on_device if is_jax(leaf) else self._on_host)(leaf, draws)
-            )
+            crop = self._on_device if is_jax(leaf) else self._on_host
+            rows = put(rows, name, crop(leaf, draws))
         return rows
+
+    def _corners(self, draws: Any, rooms: np.ndarray) -> Any:
+        """The first row and column of each window; it has so much room to move (rows, 2)."""
+        return below(draws, rooms + 1) if self.random else rooms // 2
 
     def _padded(self, leaf: Any) -> Any:
         width = [(self.padding, self.padding)] * 2 + [(0, 0)]
@@ -59,7 +64,7 @@ class _Crop:
                 "it first",
             )
         height, width = self.size
-        for row, (top, left) in enumerate(self.corners(draws, rooms).tolist()):
+        for row, (top, left) in enumerate(self._corners(draws, rooms).tolist()):
             cut[row] = images[row][top : top + height, left : left + width]
         return cut
 
@@ -69,7 +74,7 @@ class _Crop:
         def cut(image: Any, corner: Any) -> Any:
             return jax.lax.dynamic_slice(image, (*corner, 0), (*self.size, image.shape[-1]))
 
-        return jax.vmap(cut)(images, self.corners(draws, rooms))
+        return jax.vmap(cut)(images, self._corners(draws, rooms))
 
     def output_spec(self, spec: Spec) -> Spec:
         for name in self.names:
@@ -85,15 +90,6 @@ class _Crop:
         return spec
 
 
-@dataclasses.dataclass(frozen=True)
-class _CenterCrop(_Crop):
-    def __call__(self, rows: Any) -> Any:
-        return self.cropped(rows, None)
-
-    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
-        return rooms // 2
-
-
 class CenterCrop(OperatorModule):
     """The middle of each image."""
 
@@ -103,18 +99,7 @@ class CenterCrop(OperatorModule):
         size: int | Sequence[int],
         **options: Unpack[OperatorOptions],
     ) -> None:
-        super().__init__(_CenterCrop(names_of(leaf), two_sizes(size)), **options)
-
-
-@dataclasses.dataclass(frozen=True)
-class _RandomCrop(_Crop):
-    draws = 2
-
-    def __call__(self, rows: Any, draws: Any) -> Any:
-        return self.cropped(rows, draws)
-
-    def corners(self, draws: Any, rooms: np.ndarray) -> Any:
-        return below(draws, rooms + 1)
+        super().__init__(_Crop(names_of(leaf), two_sizes(size), random=False), **options)
 
 
 class RandomCrop(OperatorModule):
@@ -128,6 +113,5 @@ class RandomCrop(OperatorModule):
         padding: int = 0,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        if not isinstance(padding, int) or padding < 0:
-            raise ValueError(f"padding must be an int of at least 0, got {padding!r}")
-        super().__init__(_RandomCrop(names_of(leaf), two_sizes(size), padding), **options)
+        border = checked_int("padding", padding, least=0)
+        super().__init__(_Crop(names_of(leaf), two_sizes(size), True, border), **options)

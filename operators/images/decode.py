@@ -60,15 +60,15 @@ class _Decode:
         leaf = get(spec, self.name)
         if not is_text(leaf.dtype) and leaf.dtype != np.uint8:
             raise ValueError(f"leaf {self.name!r} is {leaf.dtype}, not the bytes of an image")
-        shape: Any = (*(self.size or (None, None)), self.channels)
+        shape = (*(self.size or (None, None)), self.channels)
         return put(spec, self.name, leaf_spec(shape, np.dtype(np.uint8)))
 
 
 class DecodeImage(OperatorModule):
     """JPEG or PNG bytes to uint8 pixels (height, width, channels), by OpenCV, without the GIL.
 
-    Images may differ in size: put `Resize` or a crop behind it. With `size=(height, width)` all
-    must have that size, and nothing is needed behind it. Colours are red, green, blue.
+    Images may differ in size: put `Resize` or a crop after it. With `size=(height, width)` all
+    must have that size, and nothing needs to follow. Colours are red, green, blue.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ import numpy as np
 
 from loader.records.optional import installed
 from loader.records.spec import Spec
-from loader.records.stacking import is_ragged
 from loader.transforms.numpy_or_jax import is_jax
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
 from operators.images.image_spec import image_spec
@@ -31,12 +30,8 @@ class _Flip:
             leaf = get(rows, name)
             if is_jax(leaf):
                 flipped = jnp.where(flip[:, None, None, None], jnp.flip(leaf, self.axis), leaf)
-            elif is_ragged(leaf):
-                flipped = leaf.copy()  # of the references
-                for row in np.flatnonzero(flip):
-                    flipped[row] = _flipped(leaf[row], self.axis)
             else:
-                flipped = leaf.copy()
+                flipped = leaf.copy()  # of a ragged leaf, the references
                 for row in np.flatnonzero(flip):
                     flipped[row] = _flipped(leaf[row], self.axis)
             rows = put(rows, name, flipped)

@@ -9,13 +9,11 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from loader.records.spec import Spec
+from loader.records.spec import LeafSpec, Spec
 from operators.leaves import get
 
 
-def image_spec(spec: Spec, name: str) -> jax.ShapeDtypeStruct:
+def image_spec(spec: Spec, name: str) -> LeafSpec:
     """The spec of a leaf that must be an image."""
     leaf = get(spec, name)
     if len(leaf.shape) != 3:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
+from loader.records.integers import checked_int
 from loader.records.spec import Spec, leaf_spec
 from loader.transforms.numpy_or_jax import rounded
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
@@ -69,9 +70,9 @@ class MixUp(OperatorModule):
     """Each image becomes a mixture of itself and another of the batch, and so does its label.
 
     Labels are class numbers or probabilities, and come out as probabilities. The share is drawn
-    from Beta(alpha, alpha). What a row is mixed with depends on the batch it stands in (with
+    from Beta(alpha, alpha). What a row is mixed with depends on the batch it is in (with
     microbatches, on its microbatch): another batch size gives other mixtures, other hosts and
-    threads do not. Padding is never mixed in. A label that is no class becomes NaN.
+    threads do not. Padding is never mixed in. A label that is not a class becomes NaN.
     """
 
     def __init__(
@@ -85,7 +86,6 @@ class MixUp(OperatorModule):
     ) -> None:
         if not 0 < alpha < float("inf"):
             raise ValueError(f"alpha must be greater than 0 and finite, got {alpha!r}")
-        if not isinstance(num_classes, int) or num_classes < 1:
-            raise ValueError(f"num_classes must be a positive int, got {num_classes!r}")
-        transform = _MixUp(name_of(image), name_of(label), num_classes, alpha)
+        classes = checked_int("num_classes", num_classes, 1, wanted="a positive int")
+        transform = _MixUp(name_of(image), name_of(label), classes, alpha)
         super().__init__(transform, **options)

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from loader.records.errors import RowError
+from loader.records.integers import checked_int
 from loader.records.spec import Spec, leaf_spec
 from loader.records.stacking import is_ragged, ragged_leaf
 from loader.sources.packing.packed_rows import padding_of
@@ -59,11 +60,9 @@ class _Pad:
         for name in self.names:
             leaf = sequence_spec(spec, name)
             padding_of(name, leaf.dtype, self.value)
-            shape = (self.length, *leaf.shape[1:])
-            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec((self.length, *leaf.shape[1:]), leaf.dtype))
         if self.mask is not None:
-            mask = leaf_spec((self.length,), np.dtype(bool))
-            spec = put(spec, self.mask, mask)
+            spec = put(spec, self.mask, leaf_spec((self.length,), np.dtype(bool)))
         return spec
 
 
@@ -83,14 +82,21 @@ class PadTokens(OperatorModule):
         mask: str | None = LOSS_MASK,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        super().__init__(_Pad(names_of(leaf), _checked_length(length), value, mask), **options)
+        super().__init__(
+            _Pad(names_of(leaf), checked_int("length", length, 1), value, mask), **options
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Crop:
     names: tuple[str, ...]
     length: int
+    random: bool
     sides = BOTH
+
+    @property
+    def draws(self) -> int:
+        return int(self.random)
 
     def __call__(self, rows: Any, draws: Any = None) -> Any:
         for name in self.names:
@@ -102,15 +108,10 @@ class _Crop:
     def output_spec(self, spec: Spec) -> Spec:
         for name in self.names:
             leaf = sequence_spec(spec, name)
-            first = None if leaf.shape[0] is None else min(leaf.shape[0], self.length)
-            shape: Any = (first, *leaf.shape[1:])
-            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+            length, *rest = leaf.shape
+            most = None if length is None else min(length, self.length)
+            spec = put(spec, name, leaf_spec((most, *rest), leaf.dtype))
         return spec
-
-
-@dataclasses.dataclass(frozen=True)
-class _RandomCrop(_Crop):
-    draws = 1
 
 
 def _cropped_ragged(leaf: np.ndarray, length: int, draws: Any) -> np.ndarray:
@@ -142,11 +143,5 @@ class CropTokens(OperatorModule):
         random: bool = False,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        transform = _RandomCrop if random else _Crop
-        super().__init__(transform(names_of(leaf), _checked_length(length)), **options)
-
-
-def _checked_length(length: Any) -> int:
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        raise ValueError(f"length must be an int of at least 1, got {length!r}")
-    return length
+        most = checked_int("length", length, least=1)
+        super().__init__(_Crop(names_of(leaf), most, bool(random)), **options)

@@ -47,18 +47,17 @@ class _ShiftTargets:
 
     def output_spec(self, spec: Spec) -> Spec:
         tokens = sequence_spec(spec, self.name)
-        if tokens.shape[0] is None or tokens.shape[0] < 2:
+        length = tokens.shape[0]
+        if length is None or length < 2:
             raise ValueError(
                 f"leaf {self.name!r} is {list(tokens.shape)} where a fixed length of at least 2 is "
                 f"needed: put PadTokens({self.name!r}, ...) before"
             )
-        length = tokens.shape[0] - 1
         for name in (self.name, *self._per_token(spec)):
             leaf = get(spec, name)
-            shape = (length, *leaf.shape[1:])
-            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+            spec = put(spec, name, leaf_spec((length - 1, *leaf.shape[1:]), leaf.dtype))
         spec = put(spec, self.targets, get(spec, self.name))
-        return put(spec, self.mask, leaf_spec((length,), np.dtype(bool)))
+        return put(spec, self.mask, leaf_spec((length - 1,), np.dtype(bool)))
 
 
 class ShiftTargets(OperatorModule):

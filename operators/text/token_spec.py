@@ -1,8 +1,6 @@
 """What operators on tokens share: the names of leaves beside the tokens, and what a sequence is."""
 
-import jax
-
-from loader.records.spec import Spec
+from loader.records.spec import LeafSpec, Spec
 from loader.sources.packing.packed_rows import POSITIONS, SEGMENT_IDS
 from operators.leaves import get
 
@@ -10,7 +8,7 @@ LOSS_MASK = "loss_mask"
 PER_TOKEN = (SEGMENT_IDS, POSITIONS)  # the leaves that packed rows have beside the tokens
 
 
-def sequence_spec(spec: Spec, name: str) -> jax.ShapeDtypeStruct:
+def sequence_spec(spec: Spec, name: str) -> LeafSpec:
     leaf = get(spec, name)
     if not leaf.shape or leaf.dtype == object:
         raise ValueError(

@@ -45,8 +45,7 @@ class _Tokenize:
         leaf = get(spec, self.leaf)
         if not is_text(leaf.dtype) or leaf.shape:
             raise ValueError(f"leaf {self.leaf!r} is {leaf.dtype}{list(leaf.shape)}, not a text")
-        shape: Any = (None,)
-        tokens = leaf_spec(shape, np.dtype(np.int32))
+        tokens = leaf_spec((None,), np.dtype(np.int32))
         return put(without(spec, self.leaf), self.into, tokens)
 
 
@@ -65,5 +64,10 @@ class Tokenize(OperatorModule):
         tokenizer: Any = None,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        transform = _Tokenize(name_of(leaf), name_of(into), as_tokenizer(tokenizer))
-        super().__init__(transform, **options)
+        self._tokenizer = as_tokenizer(tokenizer)
+        super().__init__(_Tokenize(name_of(leaf), name_of(into), self._tokenizer), **options)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, which may also `decode`."""
+        return self._tokenizer

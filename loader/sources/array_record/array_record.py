@@ -1,25 +1,26 @@
 """Records of ArrayRecord files."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 
 from loader.records.digest import describe
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, refuse_outside
 from loader.records.stacking import stack
 from loader.sources.array_record.parsers import RawArrays
 from loader.sources.array_record.record_files import RecordFiles
-from loader.sources.reading import Located, sampled_fingerprint
+from loader.sources.reading import locate, sampled_fingerprint
+from loader.sources.source import Source
 from loader.sources.storage.paths import Paths, expand
 
 _SAMPLED_FILES = 256
 
 
-class ArrayRecordSource:
+class ArrayRecordSource(Source):
     """All records of some ArrayRecord files, in the order of the files.
 
     `paths` is a path, a glob, or a list of them. `parse` makes a tree of arrays of the bytes of a
@@ -46,14 +47,8 @@ class ArrayRecordSource:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, index: int) -> Any:
-        return jax.tree.map(lambda rows: rows[0], self.gather(np.array([index])))
-
     def gather(self, indices: Int64s) -> Any:
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(
-                f"records {indices.min()} to {indices.max()} of a source of {len(self)}"
-            )
+        refuse_outside(indices, len(self))
         numbers = indices.tolist()
         try:
             blobs = self._files.read(indices)
@@ -69,7 +64,7 @@ class ArrayRecordSource:
         except Exception as error:
             culprit = dict(zip(numbers, blobs, strict=True)).__getitem__
             raise self._located(numbers, lambda n: parse(culprit(n)), "parse", error) from error
-        return stack(records, Located(self, numbers), ragged=True)
+        return stack(records, numbers, locate=functools.partial(locate, self), ragged=True)
 
     def fingerprint(self) -> dict[str, Any]:
         firsts = [n for n in self._files.firsts[:_SAMPLED_FILES].tolist() if n < len(self)]

@@ -1,4 +1,4 @@
-"""Which component stands at which position of a mixture: integers only, any position at once.
+"""Which component is at which position of a mixture: integers only, any position at once.
 
 Positions come in blocks of 1000. Weights are turned into shares of a block, in 1024ths: a
 component with share 1024 * a + f has `a` fixed places in every block, and in f of 1024 blocks one
@@ -7,8 +7,8 @@ more, a free place. Fixed and free places are the same in all blocks, spread by 
 The free places of a block are handed out along a line, on which every component has a stretch as
 long as its f. In block b the r-th free place goes to the stretch that covers point 1024 * r + u,
 where u moves up by one from block to block. Any 1000 positions in a row see every place once: the
-places behind some offset in one block, those before it in the next, where u is one more. Two free
-places both of which a component gets there would lie 1023 apart in a stretch shorter than 1024. So
+places from some offset on in one block, those before it in the next, where u is one more. Two free
+places that a component gets there would be 1023 apart in a stretch shorter than 1024. So
 a component has, in every 1000 positions, `a` of them or one more: within one of its weight.
 """
 
@@ -75,13 +75,13 @@ class Mixing:
         return np.where(owner < 0, np.searchsorted(ends, point, side="right"), owner)
 
     def before(self, positions: Int64s, components: Int64s) -> Int64s:
-        """How often each component stands before the position: its own position."""
+        """How often each component comes before the position: its own position."""
         block, place = np.divmod(positions, BLOCK)
         start, stretch = self.stretch_start[components], self.stretch[components]
-        # Its free places in earlier blocks: the blocks whose u lies on its stretch, modulo CYCLE.
+        # Its free places in earlier blocks: the blocks whose u is on its stretch, modulo CYCLE.
         since = (self.phase - start) % CYCLE
         free = _covered(since + block, stretch) - _covered(since, stretch)
-        # Its free place in this block, if it has one and that lies before.
+        # Its free place in this block, if it has one and that comes before.
         u = (self.phase + block) % CYCLE
         rank = -((u - start) // CYCLE)
         has_one = rank * CYCLE + u < start + stretch
@@ -97,7 +97,7 @@ class Mixing:
 def _spread(counts: Int64s, seed: int) -> Int64s:
     """Each number as often as it counts, spread over the block: the seed moves each a little.
 
-    The j-th of n stands somewhere in the j-th of n equal parts of the block, so that short runs,
+    The j-th of n is somewhere in the j-th of n equal parts of the block, so that short runs,
     such as a batch, are mixed much as the whole is.
     """
     numbers = np.repeat(np.arange(len(counts)), counts)

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import operator
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -12,15 +11,23 @@ import numpy as np
 
 from loader.order.permutation import epochs_and_offsets, permute, round_keys
 from loader.records.digest import digest
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_int
 from loader.records.merging import common_spec, merged_rows
 from loader.records.spec import Spec
 from loader.sources.as_source import as_source
 from loader.sources.mixture.mixing import BLOCK, CYCLE, Mixing, shares
-from loader.sources.reading import fingerprint, locate, read_rows, record_spec
+from loader.sources.reading import (
+    fingerprint,
+    knows_spec,
+    locate,
+    read_rows,
+    record_spec,
+    varies_by_epoch,
+)
+from loader.sources.source import Source
 
 
-class Mixture:
+class Mixture(Source):
     """Records of several sources: `Mixture({"web": (web, 3), "books": (books, 1)}, seed=0)`.
 
     In every 1000 positions in a row, wherever they begin, each component has its part by weight, to
@@ -50,7 +57,7 @@ class Mixture:
         weights: dict[str, Fraction] = {}
         for name in sorted(components, key=str):  # so that their order in the dict is nothing
             self._sources[name], weights[name] = _checked_component(name, components[name])
-        self._seed = _checked_integer("seed", seed)
+        self._seed = checked_int("seed", seed)
         self._shares = shares(weights)
         for name, share in self._shares.items():
             if share == 0:
@@ -60,12 +67,12 @@ class Mixture:
                 )
         self._mixing = Mixing.of(list(self._shares.values()), self._seed)
         specs = {name: _record_spec(name, s) for name, s in self._sources.items()}
-        shown = {name for name, s in self._sources.items() if not hasattr(s, "record_spec")}
+        shown = {name for name, s in self._sources.items() if not knows_spec(s)}
         self._spec = common_spec(specs, shown)
         self._length = (
             sum(map(len, self._sources.values()))
             if length is None
-            else _checked_integer("length", length, least=1)
+            else checked_int("length", length, 1, wanted="an integer of at least 1")
         )
 
     def __len__(self) -> int:
@@ -108,8 +115,8 @@ class Mixture:
             epochs, offsets = epochs_and_offsets(own[places], len(source))
             keys = round_keys(self._seed, f"mixture {name}", epochs)
             records = permute(offsets, len(source), keys)
-            by_epoch = getattr(source, "varies_by_epoch", False)
-            yield name, places, records + epochs * len(source) if by_epoch else records
+            varies = varies_by_epoch(source)
+            yield name, places, records + epochs * len(source) if varies else records
 
     def record_spec(self) -> Spec:
         return self._spec
@@ -172,11 +179,3 @@ def _checked_component(name: Any, component: Any) -> tuple[Any, Fraction]:
         raise ValueError(f"component {name!r} is empty: it needs at least one record")
     exact = weight.item() if isinstance(weight, np.number) else weight
     return source, Fraction(exact)
-
-
-def _checked_integer(name: str, value: Any, least: int | None = None) -> int:
-    whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not whole or (least is not None and operator.index(value) < least):
-        wanted = "an integer" if least is None else f"an integer of at least {least}"
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
-    return operator.index(value)

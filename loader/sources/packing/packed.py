@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.records.digest import content_key, digest
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.as_source import as_source
 from loader.sources.packing.packed_rows import (
@@ -20,19 +20,20 @@ from loader.sources.packing.packed_rows import (
     token_counts,
 )
 from loader.sources.packing.row_plan import Fit, Long, checked_lengths, plan_rows
-from loader.sources.reading import fingerprint, locate, read_rows
+from loader.sources.reading import fingerprint, knows_spec, locate, read_rows, varies_by_epoch
+from loader.sources.source import Source
 
 _RECORDS_NAMED = 4
 
 
-class Packed:
+class Packed(Source):
     """Records of different lengths, several to a row of `row_length` tokens.
 
     `lengths` are those of the records (`index_lengths(source)`); from them alone it is planned, at
     once, which records share a row. Record i is row i: a dict of `leaf`, or of each of several
     leaves that are of the same length in a record, and of `segment_ids` and `positions`, as
-    `loader.packed_rows` says. A record that is a bare array becomes the leaf. All other leaves are
-    dropped. Records of length zero are in no row. Behind the last token stands `pad_value`, one for
+    `packed_rows.py` says. A record that is a bare array becomes the leaf. All other leaves are
+    dropped. Records of length zero are in no row. After the last token comes `pad_value`, one for
     all leaves or `{leaf: value}`; masks are False there. Rows are the same in every epoch.
     """
 
@@ -65,7 +66,7 @@ class Packed:
         self._pad_value = checked_padding(pad_value, self._leaves)
         packing = [self._plan.row_length, int(seed), fit, long]
         self._settings = [*packing, self._pad_value, self._leaves]
-        if hasattr(self._source, "record_spec"):  # only then is it known without reading
+        if knows_spec(self._source):  # only then is it known without reading
             self.record_spec = self._record_spec
             for name in self._leaves:
                 padding_of(name, self._record_spec()[name].dtype, self._pad_value)
@@ -74,12 +75,10 @@ class Packed:
         return len(self._plan)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        index += len(self) if index < 0 else 0
-        return {name: leaf[0] for name, leaf in self.gather(np.array([index])).items()}
+        return super().__getitem__(index + len(self) if index < 0 else index)
 
     def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
-        if indices.min() < 0 or indices.max() >= len(self):
-            raise IndexError(f"rows {indices.min()} to {indices.max()} of a source of {len(self)}")
+        refuse_outside(indices, len(self), "rows")
         return fill_rows(self._plan, indices, self._read, self._pad_value)
 
     def _read(self, records: Int64s) -> dict[str, np.ndarray]:
@@ -132,7 +131,7 @@ class Packed:
 
 def refuse_varying(source: Any) -> None:
     """Raise `ValueError` for a source whose records, and with them their lengths, may change."""
-    if getattr(source, "varies_by_epoch", False):
+    if varies_by_epoch(source):
         raise ValueError(
             f"{source!r} may give other records in each epoch, and lengths hold for one: give the "
             "source that a grain.MapDataset is made from; pack the components of a Mixture, and "

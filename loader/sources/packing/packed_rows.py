@@ -83,7 +83,7 @@ def checked_padding(pad_value: Any, names: Sequence[str]) -> Any:
 
 
 def padding_of(name: str, dtype: Any, pad_value: Any) -> Any:
-    """The value behind the tokens of a row, which must be one of the leaf's dtype.
+    """The value after the tokens of a row, which must be one of the leaf's dtype.
 
     One value given for all leaves is for numbers: a mask is always False there.
     """
@@ -115,7 +115,7 @@ def fill_rows(
     records, which = np.unique(plan.record_of[pieces], return_inverse=True)
     start, length = plan.start_of[pieces].astype(np.int64), plan.length_of[pieces].astype(np.int64)
     ends = np.cumsum(length)
-    # Tokens stand at the front of their row, so they lie under this mask in the order of pieces.
+    # Tokens are at the front of their row, so this mask takes them in the order of pieces.
     row_ends = ends[np.cumsum(counts) - 1]
     real = np.arange(plan.row_length) < np.diff(row_ends, prepend=0)[:, None]
     cuts = list(zip(which.tolist(), start.tolist(), (start + length).tolist(), strict=True))

@@ -12,14 +12,13 @@ row. Nothing is read here.
 """
 
 import dataclasses
-import operator
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from loader.order.permutation import permute, round_keys
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_int
 
 Fit = Literal["best", "first"]
 Long = Literal["refuse", "split"]
@@ -119,12 +118,9 @@ def checked_settings(row_length: Any, seed: Any, fit: Any, long: Any) -> tuple[i
     for name, value, choices in (("fit", fit, get_args(Fit)), ("long", long, get_args(Long))):
         if value not in choices:
             raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
-    for name, value, least in (("row_length", row_length, 1), ("seed", seed, None)):
-        whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if not whole or (least is not None and not least <= operator.index(value) < 2**31):
-            wanted = "an integer" if least is None else f"an integer from {least} to 2**31 - 1"
-            raise ValueError(f"{name} must be {wanted}, got {value!r}")
-    return operator.index(row_length), operator.index(seed)
+    wanted = "an integer from 1 to 2**31 - 1"
+    row_length = checked_int("row_length", row_length, 1, 2**31 - 1, wanted=wanted)
+    return row_length, checked_int("seed", seed)
 
 
 def _cut(lengths: Ints, row_length: int) -> tuple[Ints, Ints, Ints]:
@@ -149,7 +145,7 @@ def _by_length(length_of: Ints, row_length: int, seed: int) -> Ints:
 def _fill(histogram: Int64s, row_length: int, fit: Fit) -> tuple[Ints, int]:
     """The row of every slot, slots of the longest pieces first, and how many rows there are.
 
-    Rows with the same contents that stand next to each other are one *run*: where it begins, how
+    Neighbouring rows with the same contents are one *run*: where it begins, how
     many rows it has, and how much room each of them has left. Runs stay in the order of rows.
     """
     row_of = np.empty(histogram.sum(), _dtype_for(int(histogram.sum())))
@@ -185,14 +181,20 @@ def _fill(histogram: Int64s, row_length: int, fit: Fit) -> tuple[Ints, int]:
             begin = _replaced(begin, run, begins)
             size = _replaced(size, run, part[0])
             room = _replaced(room, run, room[run] - part[1] * length)
-        for first, count, fill in parts:
-            rows = np.repeat(_ranges(first, count), np.repeat(fill, count))
-            row_of[filled : filled + rows.size] = rows
-            filled += rows.size
+        filled = _write_rows(row_of, filled, parts)
         useful = room >= lengths[-1]
         begin, size, room = begin[useful], size[useful], room[useful]
     assert filled == row_of.size, f"{filled} of {row_of.size} pieces were placed"
     return row_of, num_rows
+
+
+def _write_rows(row_of: Ints, filled: int, parts: list[tuple[Int64s, Int64s, Int64s]]) -> int:
+    """Each row of the runs `(begin, size, fill)` as often as it takes a piece; the new `filled`."""
+    for begin, size, fill in parts:
+        rows = np.repeat(_ranges(begin, size), np.repeat(fill, size))
+        row_of[filled : filled + rows.size] = rows
+        filled += rows.size
+    return filled
 
 
 def _split(rows: int, fill: int, pieces: int) -> tuple[Int64s, Int64s]:

@@ -1,4 +1,4 @@
-"""A file mapped into memory must not become shorter: reading behind its end kills the process.
+"""A file mapped into memory must not become shorter: reading past its end kills the process.
 
 Nothing but the operating system can prevent that, but before most reads it can be noticed.
 """

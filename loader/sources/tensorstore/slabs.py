@@ -1,6 +1,6 @@
 """Slabs of rows, read once and kept for a while: what several gathers share.
 
-A *slab* is the rows of one array that lie in one chunk along its first axis; the slabs of an array
+A *slab* is the rows of one array that are in one chunk along its first axis; the slabs of an array
 are numbered from 0. Each array has a buffer with some *slots* for slabs, made once, so that memory
 is bounded and warm: TensorStore reads straight into a slot, and a batch is copied out of the buffer
 in one go. Any number of threads may hold slabs at once: a slab that one of them is reading is not

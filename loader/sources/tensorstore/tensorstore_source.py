@@ -8,8 +8,8 @@ With an order that uses up a chunk before it goes on, each is read once:
     order = BlockShuffle(seed=0, block_size=source.block_size, window=16)
 """
 
+import functools
 import math
-import operator
 import os
 from typing import Any
 
@@ -17,10 +17,11 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, checked_int, refuse_outside
 from loader.records.memory import take_rows
 from loader.records.spec import Spec, named_leaves
 from loader.sources.reading import sampled_fingerprint
+from loader.sources.source import Source
 from loader.sources.tensorstore.open_store import absolute, is_spec, open_store, reason
 from loader.sources.tensorstore.slabs import Slab, SlabError, Slabs
 
@@ -28,7 +29,7 @@ from loader.sources.tensorstore.slabs import Slab, SlabError, Slabs
 _SPARSE = 16
 
 
-class TensorStoreSource:
+class TensorStoreSource(Source):
     """Row i of one array, or of each array of a tree of them, is record i.
 
     An array is a path, a URL (`file://`, `gs://`, `http://`, `memory://`) or a TensorStore spec
@@ -52,8 +53,7 @@ class TensorStoreSource:
         context: ts.Context | None = None,
     ) -> None:
         for option, value in (("reads_in_flight", reads_in_flight), ("cache_bytes", cache_bytes)):
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{option} must be an int of at least 1, got {value!r}")
+            checked_int(option, value, least=1)
         arrays = jax.tree.map(absolute, arrays, is_leaf=is_spec)
         self._given = {
             "arrays": arrays,
@@ -74,17 +74,16 @@ class TensorStoreSource:
         self._leaf_names = [name for name, _ in named_leaves(places)]
         self._length = self._common_length()
         self._slab_rows = [_slab_rows(store) for store in self._stores]
-        self._depths = set(self._slab_rows)
-        self._row_bytes = [
+        row_bytes = [
             math.prod(store.shape[1:]) * store.dtype.numpy_dtype.itemsize for store in self._stores
         ]
-        slots = _slots(self._length, self._slab_rows, self._row_bytes, cache_bytes)
+        slots = _slots(self._length, self._slab_rows, row_bytes, cache_bytes)
         self._buffers = [
             np.empty((count, deep, *store.shape[1:]), store.dtype.numpy_dtype)
             for count, deep, store in zip(slots, self._slab_rows, self._stores, strict=True)
         ]
         # Not a method: the buffers are given back with the last reference to the source.
-        read = _ReadSlab(self._stores, self._buffers, self._slab_rows, self._length)
+        read = functools.partial(_begin_to_read, self._stores, self._buffers)
         self._slabs = Slabs(read, slots, reads_in_flight)
 
     def _common_length(self) -> int:
@@ -120,52 +119,50 @@ class TensorStoreSource:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Any:
-        rows = self.gather(np.array([operator.index(index)]))
-        return jax.tree.map(lambda leaf: leaf[0], rows)
-
     def gather(self, indices: Int64s) -> Any:
-        if len(indices) and not 0 <= indices.min() <= indices.max() < self._length:
-            raise IndexError(
-                f"records {indices.min()} to {indices.max()} of a source of {self._length}"
-            )
+        refuse_outside(indices, self._length)
         return jax.tree.unflatten(self._tree, self._rows(indices))
 
     def _rows(self, indices: Int64s) -> list[np.ndarray]:
-        # Most arrays are alike: what follows from the depth of slabs is found once for all of them.
-        number_of = {deep: indices // deep for deep in self._depths}
-        needed = {deep: sorted(set(own.tolist())) for deep, own in number_of.items()}
+        # Most arrays have slabs of the same depth: what follows from it is found once for all.
+        slab_and_offset = {deep: np.divmod(indices, deep) for deep in set(self._slab_rows)}
+        needed = {deep: np.unique(numbers) for deep, (numbers, _) in slab_and_offset.items()}
+        by_leaf = [needed[deep] for deep in self._slab_rows]
         kept = [
             leaf
-            for leaf, deep in enumerate(self._slab_rows)
-            if self._worth_keeping(leaf, len(needed[deep]), len(indices))
+            for leaf, numbers in enumerate(by_leaf)
+            if self._worth_keeping(leaf, len(numbers), len(indices))
         ]
-        if any(len(needed[self._slab_rows[leaf]]) > len(self._buffers[leaf]) for leaf in kept):
+        if any(len(by_leaf[leaf]) > len(self._buffers[leaf]) for leaf in kept):
             return self._rows_by_halves(indices)
-        slabs = [(leaf, number) for leaf in kept for number in needed[self._slab_rows[leaf]]]
-        rows = [np.empty(0)] * len(self._stores)
-        for leaf in set(range(len(rows))).difference(kept):
-            rows[leaf] = self._read_rows(leaf, indices)
+        rows = [
+            np.empty(0) if leaf in kept else self._read_rows(leaf, indices)
+            for leaf in range(len(self._stores))
+        ]
+        if not kept:
+            return rows
+        slabs = [(leaf, number) for leaf in kept for number in by_leaf[leaf].tolist()]
         try:
             with self._slabs.hold(slabs) as slots:
-                for leaf in kept:
-                    deep = self._slab_rows[leaf]
-                    numbers = np.array(needed[deep], np.int64)
-                    own = np.array(slots[: len(numbers)], np.int64)
-                    slots = slots[len(numbers) :]
-                    # By how much the rows of a slab lie elsewhere in the buffer than in the array.
-                    shifts = deep * (own - numbers)
-                    if len(numbers) > 1:
-                        shifts = shifts[np.searchsorted(numbers, number_of[deep])]
-                    buffer = self._buffers[leaf]
-                    flat = buffer.reshape(-1, *buffer.shape[2:])
-                    rows[leaf] = take_rows(flat, indices + shifts)
+                # They come array after array, as the slabs were asked for.
+                firsts = np.cumsum([len(by_leaf[leaf]) for leaf in kept])[:-1]
+                by_array = np.split(np.array(slots, np.int64), firsts)
+                for leaf, own in zip(kept, by_array, strict=True):
+                    numbers, offsets = slab_and_offset[self._slab_rows[leaf]]
+                    slot_of_row = own[np.searchsorted(by_leaf[leaf], numbers)]
+                    rows[leaf] = self._copied(leaf, slot_of_row, offsets)
         except SlabError as error:
             leaf, number = error.slab
             first = number * self._slab_rows[leaf]
             last = min(first + self._slab_rows[leaf], self._length) - 1
             raise self._unreadable(leaf, first, last, error.__cause__) from error.__cause__
         return rows
+
+    def _copied(self, leaf: int, slots: Int64s, offsets: Int64s) -> np.ndarray:
+        """For each row of the result, the row at this offset of the slab in this slot."""
+        buffer = self._buffers[leaf]
+        flat = buffer.reshape(-1, *buffer.shape[2:])  # slots one after the other
+        return take_rows(flat, slots * self._slab_rows[leaf] + offsets)
 
     def _worth_keeping(self, leaf: int, slabs: int, rows: int) -> bool:
         """Whether to read whole slabs of this array, for these rows and those that follow.
@@ -222,33 +219,15 @@ class TensorStoreSource:
         return f"TensorStoreSource({', '.join(self.paths)}: {self._length} records)"
 
 
-class _ReadSlab:
-    """Begins to read a slab into a slot of its array's buffer."""
-
-    def __init__(
-        self,
-        stores: list[ts.TensorStore],
-        buffers: list[np.ndarray],
-        slab_rows: list[int],
-        length: int,
-    ) -> None:
-        self._stores = stores
-        self._buffers = buffers
-        self._slab_rows = slab_rows
-        self._length = length
-        self._slots: list[dict[int, ts.TensorStore]] = [{} for _ in buffers]
-
-    def __call__(self, slab: Slab, slot: int) -> Any:
-        leaf, number = slab
-        into = self._slots[leaf].get(slot)
-        if into is None:
-            into = self._slots[leaf][slot] = ts.array(self._buffers[leaf][slot])
-        deep = self._slab_rows[leaf]
-        first = number * deep
-        if first + deep > self._length:
-            deep = self._length - first
-            into = into[:deep]
-        return into.write(self._stores[leaf][first : first + deep])
+def _begin_to_read(
+    stores: list[ts.TensorStore], buffers: list[np.ndarray], slab: Slab, slot: int
+) -> Any:
+    """Begin to read a slab into a slot of its array's buffer; the future of it."""
+    leaf, number = slab
+    into, store = buffers[leaf][slot], stores[leaf]
+    first = number * len(into)
+    last = min(first + len(into), store.shape[0])
+    return ts.array(into[: last - first]).write(store[first:last])
 
 
 def _slab_rows(store: ts.TensorStore) -> int:

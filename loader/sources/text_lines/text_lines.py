@@ -1,33 +1,33 @@
 """Lines of text files."""
 
 import mmap
-import operator
 import os
 from typing import Any
 
 import jax
 import numpy as np
 
-from loader.records.integers import Int64s
+from loader.records.integers import Int64s, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.reading import sampled_fingerprint
+from loader.sources.source import Source
 from loader.sources.storage.file_guard import FileGuard
 from loader.sources.storage.paths import Path, Paths, expand_local
 from loader.sources.text_lines.line_ends import line_ends
 
 _SAMPLED_FILES = 256
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LINE_ENDS = (b"\n", b"")  # behind the last line there may be nothing
+_LINE_ENDS = (b"\n", b"")  # the last line may end without one
 
 
-class TextLinesSource:
+class TextLinesSource(Source):
     r"""Every line of some UTF-8 files, in the order of the files: `{"text": line}`.
 
-    `paths` is a path, a glob, or a list of them. A line ends with `\n` or `\r\n`, which are no part
-    of it, and neither is a mark of byte order at the start of a file; empty lines are records, and
-    so is a last line that does not end. The files are mapped
-    into memory and searched for lines once; `index`, a folder, keeps what was found for the next
-    start, as long as a file's path, size and time of change are the same.
+    `paths` is a path, a glob, or a list of them. A line ends with `\n` or `\r\n`, which are not
+    part of it; nor is a byte order mark at the start of a file. Empty lines are records, and so is
+    a last line without an end. The files are mapped into memory and searched for lines once.
+    `index`, a folder, keeps what was found for the next start, as long as a file's path, size and
+    time of change are the same.
     """
 
     owned_rows = True
@@ -51,14 +51,8 @@ class TextLinesSource:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __getitem__(self, index: int) -> dict[str, str]:
-        return {"text": self.gather(np.array([operator.index(index)]))["text"][0]}
-
     def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(
-                f"records {indices.min()} to {indices.max()} of a source of {len(self)}"
-            )
+        refuse_outside(indices, len(self))
         texts = np.empty(len(indices), object)
         files = np.searchsorted(self._starts, indices, side="right") - 1
         for file in np.unique(files).tolist():
