@@ -72,6 +72,13 @@ class _Composed(OperatorModule):
         ready = tuple(operator.ready_transform() for operator in self._operators)
         return dataclasses.replace(self.transform, transforms=ready)
 
+    def fingerprint(self) -> dict[str, Any]:
+        described = super().fingerprint()
+        transform = described["fields"]["transform"]["fields"]
+        transform["transforms"] = [operator.fingerprint() for operator in self._operators]
+        del transform["labels"]  # what messages say decides nothing
+        return described
+
 
 class Sequence(_Composed):
     """Operators one after the other, as one."""
