@@ -18,12 +18,12 @@ from loader import (
     DataLoader,
     Mixture,
     Msgpack,
-    PackBatcher,
     Packed,
     Shuffle,
     Threads,
     index_lengths,
 )
+from loader.batchers import PackBatcher
 from loader.records.spec import leaf_spec, refuse_unlike, spec_of
 from loader.sources.packing import lengths as lengths_file
 from loader.sources.packing.row_plan import RowPlan, plan_rows
