@@ -41,7 +41,7 @@ from loader.sources import as_source
 from loader.state.agreement import agree, refuse_unequal_replicas
 from loader.state.document import check_document, make_document
 from loader.state.fingerprint import Fingerprint
-from loader.state.saving import Saving
+from loader.state.save_and_restore import SaveAndRestore
 from loader.transforms.operator_module import as_operators
 
 
@@ -55,7 +55,7 @@ class _Cursor:
     placed: bool = False  # whether those go onto devices
 
 
-class DataLoader(CheckpointableIteratorModule[dict[str, Any]], Saving, pytree=False):
+class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, pytree=False):
     """Batches for a training loop, each a function of (data, configuration, step).
 
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.

@@ -3,6 +3,8 @@
 They import from `loader/records/`, `loader/modules/` and `loader/transforms/`.
 """
 
+from typing import NoReturn
+
 from loader.transforms.operator_module import Filter as Filter
 from operators.compose import Choice as Choice
 from operators.compose import Sequence as Sequence
@@ -24,3 +26,14 @@ from operators.text.lengths import PadTokens as PadTokens
 from operators.text.targets import ShiftTargets as ShiftTargets
 from operators.text.tokenize import Tokenize as Tokenize
 from operators.text.tokenizers import ByteTokenizer as ByteTokenizer
+
+_NEW_NAMES = {"Crop": "CropTokens", "Pad": "PadTokens"}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _NEW_NAMES:
+        # Of an AttributeError, `from operators import` would drop the message.
+        raise ImportError(
+            f"{name} is now {_NEW_NAMES[name]}: from operators import {_NEW_NAMES[name]}"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -84,6 +84,9 @@ class Sequence(OperatorModule):
     def ready_transform(self) -> Transform:
         return _ready(self.transform, self._operators)
 
+    def fingerprint(self) -> dict[str, Any]:
+        return _with_parts(super().fingerprint(), self._operators)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Choice(_Parts):
@@ -175,6 +178,9 @@ class Choice(OperatorModule):
     def ready_transform(self) -> Transform:
         return _ready(self.transform, self._operators)
 
+    def fingerprint(self) -> dict[str, Any]:
+        return _with_parts(super().fingerprint(), self._operators)
+
 
 def _checked_parts(given: Iterable[Any]) -> list[OperatorModule]:
     operators = [as_operator(item) for item in given]
@@ -210,3 +216,11 @@ def _transforms_and_labels(
 def _ready(transform: Any, operators: Iterable[OperatorModule]) -> Transform:
     """The transform with those of its operators as they run: some need statistics first."""
     return dataclasses.replace(transform, transforms=tuple(o.ready_transform() for o in operators))
+
+
+def _with_parts(described: dict[str, Any], operators: Iterable[OperatorModule]) -> dict[str, Any]:
+    """What decides the results of an operator made of operators: theirs, and not their labels."""
+    transform = described["fields"]["transform"]["fields"]
+    transform["transforms"] = [operator.fingerprint() for operator in operators]
+    del transform["labels"]
+    return described

@@ -16,7 +16,7 @@ from flax import nnx
 
 from loader.modules.state_tree import copied, matching, refuse_other_keys, take, value_of
 from loader.modules.variables import IterationCount
-from loader.records.digest import content_key, describe, qualified_name
+from loader.records.digest import content_key
 
 
 class _Statistics(dict[str, Any]):
@@ -36,14 +36,11 @@ class _Statistics(dict[str, Any]):
         return hash(self._key)
 
 
-class _Cache(dict[str, Any]):
-    """A dict that `nnx` leaves alone: compared and hashed by identity, never part of the state."""
+class _Held:
+    """Holds a dict where `nnx` sees no dict: compared by identity, never part of the state."""
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  # dict has None
-        return id(self)
+    def __init__(self, contents: dict[str, Any] | None) -> None:
+        self.contents = contents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +54,7 @@ class LoaderModuleConfig:
     def __post_init__(self) -> None:
         if self.batch_stats_fn is not None and self.precomputed_stats is not None:
             raise ValueError(
-                "batch_stats_fn and precomputed_stats are both given: statistics are either "
+                "batch_stats_fn and precomputed_stats cannot both be given: statistics are either "
                 "computed or known; leave one of them None"
             )
         if self.precomputed_stats is not None:
@@ -77,7 +74,7 @@ class LoaderModule(nnx.Module):
         self.config = config
         self.rngs = rngs
         self.name = name
-        self._cache = _Cache() if config.cacheable else None
+        self._held_cache = _Held({} if config.cacheable else None)
         # None: nothing computed, precomputed ones show; {}: reset, nothing shows; else: these show.
         self._computed_stats: nnx.Variable[Any] = nnx.Variable(None)
         self._applied_count = IterationCount(np.zeros((), np.int64))
@@ -133,6 +130,11 @@ class LoaderModule(nnx.Module):
 
     # Cache
 
+    @property
+    def _cache(self) -> dict[str, Any] | None:
+        """What is cached, by contents; None without `cacheable=True`."""
+        return self._held_cache.contents
+
     def cached(self, data: Any, compute: Callable[[], Any], purpose: str = "") -> Any:
         """`compute()`, remembered under the contents of `data` when the config says cacheable.
 
@@ -163,7 +165,7 @@ class LoaderModule(nnx.Module):
         new = self.clone()
         if config is not None:
             new.config = config  # what was cached may depend on the old one
-            new._cache = _Cache() if config.cacheable else None
+            new._held_cache = _Held({} if config.cacheable else None)
         if rngs is not None:
             new.rngs = rngs
         if name is not None:
@@ -174,8 +176,7 @@ class LoaderModule(nnx.Module):
         """An independent module with the same state; it owns a copy of the cache."""
         new = nnx.clone(self)
         new._computed_stats.set_value(copied(self._computed_stats.get_value()))
-        if self._cache is not None:
-            new._cache = _Cache(self._cache)
+        new._held_cache = _Held(None if self._cache is None else dict(self._cache))
         return new
 
     # State
@@ -209,16 +210,6 @@ class LoaderModule(nnx.Module):
                 "Restore it into a module made with the same configuration"
             ) from error
         nnx.update(self, nnx.from_flat_state(restored))
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What of this module decides its results: class, config and public attributes.
-
-        A `version` attribute is among them: change it when you change what the class does.
-        """
-        apart = ("config", "rngs", "name")
-        settings = {k: v for k, v in vars(self).items() if k not in apart and not k.startswith("_")}
-        parts = {"class": qualified_name(type(self)), "config": self.config, **settings}
-        return {"version": getattr(self, "version", None), **describe(parts)}
 
     # Randomness
 

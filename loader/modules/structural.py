@@ -9,6 +9,7 @@ from typing import Any, Self
 from flax import nnx
 
 from loader.modules.module import LoaderModule, LoaderModuleConfig
+from loader.records.digest import describe_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class StructuralConfig(LoaderModuleConfig):
             )
         if not self.stochastic and self.stream_name is not None:
             raise ValueError(
-                f"stream_name={self.stream_name!r} has no effect without stochastic=True"
+                f"stream_name={self.stream_name!r} should not be given without stochastic=True: it "
+                "would have no effect; leave it out"
             )
 
 
@@ -70,6 +72,16 @@ class StructuralModule(LoaderModule):
     @property
     def stream_name(self) -> str | None:
         return self.config.stream_name
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What of this module decides its results: class, config and public attributes.
+
+        A `version` attribute is among them: change it when you change what the class does.
+        """
+        fields = {name: item for name, item in vars(self).items() if name not in ("rngs", "name")}
+        # A cache decides how fast it is, not what comes out.
+        fields["config"] = dataclasses.replace(self.config, cacheable=False)
+        return describe_object(self, fields)
 
     def requires_rng_streams(self) -> list[str] | None:
         return None if self.stream_name is None else [self.stream_name]

@@ -24,7 +24,7 @@ _last_created: "PartitionManager | None" = None
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(repr=False)
 class PartitionManager:
     """Shards arrays by semantic axes; as a context, for all code inside it.
 
@@ -40,6 +40,13 @@ class PartitionManager:
         _last_created = self
 
     __hash__ = hash_fn
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "paxis" and "paxis" in vars(self):  # jit caches what was compiled for it
+            raise AttributeError(
+                "the paxis of a manager stays as it is: make another PartitionManager(paxis)"
+            )
+        super().__setattr__(name, value)
 
     def __enter__(self) -> Self:
         context = _current(self)
@@ -91,7 +98,9 @@ class PartitionManager:
             raise ValueError("give axes and mode, or dynamic_axes, which holds both")
         if isinstance(mode, int):
             if shape is NOT_GIVEN:
-                raise ValueError(f"mode={mode} names a dimension: pass shape=... too")
+                raise ValueError(
+                    f"mode={mode} names a dimension: shape should be provided too, as shape=x.shape"
+                )
             mode = MODE_DECODE if shape[mode] == 1 else MODE_TRAIN
         return self.paxis.resolve_spec(axes, mode)
 
@@ -126,7 +135,9 @@ def apply_logical_sharding(
             "No PartitionManager is available. Provide `partition_manager` or use "
             "`with PartitionManager(...)`."
         )
-    return manager.shard(x, axes, mode, dynamic_axes, auto_correct)
+    return manager.shard(
+        x=x, axes=axes, mode=mode, dynamic_axes=dynamic_axes, auto_correct=auto_correct
+    )
 
 
 def _is_dynamic(axes: Any) -> bool:

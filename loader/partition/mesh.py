@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src import mesh as _jax_mesh  # the legacy `with mesh:` has no other way to be seen
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from loader.records.jax_settings import mesh_of_with_statement
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -24,7 +25,7 @@ def get_incontext_mesh(raise_error: bool = True) -> AnyMesh:
         except ValueError:  # what it answers while a function is being traced
             return abstract
         return abstract if concrete.empty else concrete
-    mesh = _jax_mesh.thread_resources.env.physical_mesh
+    mesh = mesh_of_with_statement()
     if mesh.empty and raise_error:
         raise AssertionError(
             "no mesh is in force here: enter `with jax.set_mesh(mesh):` around this call (meshes "
@@ -56,7 +57,7 @@ def get_axes_size_in_mesh(
 
 
 def get_mesh_axis_size(axis_names: str | Sequence[str] | None) -> int:
-    """How many devices lie along these axes of the mesh in force; 1 for none."""
+    """How many devices there are along these axes of the mesh in force; 1 for none."""
     return get_axes_size_in_mesh(_checked_names(axis_names))
 
 

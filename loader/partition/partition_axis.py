@@ -31,40 +31,6 @@ _DERIVED_FROM = {
     "decode_key_sequence_axis": "key_sequence_axis",
 }
 
-_FIELD_OF = {
-    ax.BATCH: "batch_axis",
-    ax.LENGTH: "sequence_axis",
-    ax.QUERY_LENGTH: "query_sequence_axis",
-    ax.KV_LENGTH: "key_sequence_axis",
-    ax.EMBED: "hidden_state_axis",
-    ax.HEAD: "head_axis",
-    ax.KV_HEAD: "kv_head_axis",
-    ax.MLP_INTERMEDIATE: "mlp_intermediate_axis",
-    ax.VOCAB: "vocab_axis",
-    ax.EXPERT: "expert_axis",
-    ax.EXPERT_GATE: "expert_gate_axis",
-    ax.HEAD_DIM: "attention_dim_axis",
-    ax.KV_HEAD_DIM: "attention_kv_dim_axis",
-    ax.BIAS_HEAD_SEQ: "bias_head_sequence_axis",
-    ax.BIAS_KV_SEQ: "bias_key_sequence_axis",
-    ax.EMPTY: None,
-    ax.DATA_PARALLEL: "data_parallel_axis",
-    ax.FULLY_SHARDED_DATA_PARALLEL: "fully_sharded_data_parallel_axis",
-    ax.TENSOR_PARALLEL: "tensor_parallel_axis",
-    ax.SEQUENCE_PARALLEL: "sequence_parallel_axis",
-    ax.EXPERT_PARALLEL: "expert_parallel_axis",
-}
-
-_FIELD_WHEN_GENERATING = {
-    "batch_axis": "decode_batch_axis",
-    "query_sequence_axis": "decode_query_sequence_axis",
-    "key_sequence_axis": "decode_key_sequence_axis",
-    "head_axis": "decode_head_axis",
-    "kv_head_axis": "decode_kv_head_axis",
-    "attention_dim_axis": "decode_attention_dim_axis",
-    "attention_kv_dim_axis": "decode_attention_kv_dim_axis",
-}
-
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +71,40 @@ class PartitionAxis:
     decode_key_sequence_axis: AxisType = NOT_GIVEN
     decode_attention_dim_axis: AxisType = None
     decode_attention_kv_dim_axis: AxisType = None
+
+    # The field of each semantic axis, and the field that replaces it while generating.
+    _SEMANTIC_MAP: ClassVar[dict[str, str | None]] = {
+        ax.BATCH: "batch_axis",
+        ax.LENGTH: "sequence_axis",
+        ax.QUERY_LENGTH: "query_sequence_axis",
+        ax.KV_LENGTH: "key_sequence_axis",
+        ax.EMBED: "hidden_state_axis",
+        ax.HEAD: "head_axis",
+        ax.KV_HEAD: "kv_head_axis",
+        ax.MLP_INTERMEDIATE: "mlp_intermediate_axis",
+        ax.VOCAB: "vocab_axis",
+        ax.EXPERT: "expert_axis",
+        ax.EXPERT_GATE: "expert_gate_axis",
+        ax.HEAD_DIM: "attention_dim_axis",
+        ax.KV_HEAD_DIM: "attention_kv_dim_axis",
+        ax.BIAS_HEAD_SEQ: "bias_head_sequence_axis",
+        ax.BIAS_KV_SEQ: "bias_key_sequence_axis",
+        ax.EMPTY: None,
+        ax.DATA_PARALLEL: "data_parallel_axis",
+        ax.FULLY_SHARDED_DATA_PARALLEL: "fully_sharded_data_parallel_axis",
+        ax.TENSOR_PARALLEL: "tensor_parallel_axis",
+        ax.SEQUENCE_PARALLEL: "sequence_parallel_axis",
+        ax.EXPERT_PARALLEL: "expert_parallel_axis",
+    }
+    _STANDARD_TO_GENERATION_ATTR_MAP: ClassVar[dict[str, str]] = {
+        "batch_axis": "decode_batch_axis",
+        "query_sequence_axis": "decode_query_sequence_axis",
+        "key_sequence_axis": "decode_key_sequence_axis",
+        "head_axis": "decode_head_axis",
+        "kv_head_axis": "decode_kv_head_axis",
+        "attention_dim_axis": "decode_attention_dim_axis",
+        "attention_kv_dim_axis": "decode_attention_kv_dim_axis",
+    }
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
     _registered: ClassVar[dict[str, Any]] = {}
@@ -152,7 +152,7 @@ class PartitionAxis:
         """
         name = _checked_name(semantic_axis)
         with cls._lock:
-            if not override and (name in _FIELD_OF or name in cls._registered):
+            if not override and (name in cls._SEMANTIC_MAP or name in cls._registered):
                 raise ValueError(
                     f"Semantic axis {name!r} already exists. Use override=True to replace it."
                 )
@@ -160,8 +160,8 @@ class PartitionAxis:
             cls._registered_generation.pop(name, None)
             if generation_axis_rule is not NOT_GIVEN:
                 cls._registered_generation[name] = generation_axis_rule
-            elif isinstance(axis_rule, str) and axis_rule in _FIELD_WHEN_GENERATING:
-                cls._registered_generation[name] = _FIELD_WHEN_GENERATING[axis_rule]
+            elif isinstance(axis_rule, str) and axis_rule in cls._STANDARD_TO_GENERATION_ATTR_MAP:
+                cls._registered_generation[name] = cls._STANDARD_TO_GENERATION_ATTR_MAP[axis_rule]
 
     @classmethod
     def unregister(cls, semantic_axis: str, *, missing_ok: bool = True) -> None:
@@ -195,14 +195,18 @@ class PartitionAxis:
     # Resolution
 
     def resolve_axis(self, axes: Sequence[Any], mode: str) -> list[Any]:
-        """The mesh axes for each semantic axis: a name, a tuple of names, or None."""
+        """The mesh axes for each semantic axis: a name, a tuple of names, or None.
+
+        A rule that is a list gives a list.
+        """
         if mode not in RUNTIME_MODES:
             raise ValueError(f"unknown mode {mode!r}: there are {sorted(RUNTIME_MODES)}")
         return [self._resolve_entry(entry, mode) for entry in axes]
 
     def resolve_spec(self, axes: Sequence[Any], mode: str) -> PartitionSpec:
         """The `PartitionSpec` for a sequence of semantic axes."""
-        return PartitionSpec(*self.resolve_axis(axes, mode))
+        entries = self.resolve_axis(axes, mode)
+        return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
 
     def _resolve_entry(self, entry: Any, mode: str) -> Any:
         if isinstance(entry, list | tuple):  # joined axes, among them mesh axes by name
@@ -210,8 +214,8 @@ class PartitionAxis:
                 n for item in entry for n in _flat(self._resolve_name(item, mode, known=False))
             ]
             return tuple(names) or None
-        names = _flat(self._resolve_name(entry, mode, known=True))
-        return None if not names else names[0] if len(names) == 1 else tuple(names)
+        rule = self._resolve_name(entry, mode, known=True)
+        return (type(rule)(_flat(rule)) or None) if isinstance(rule, list | tuple) else rule
 
     def _resolve_name(self, name: Any, mode: str, known: bool) -> Any:
         if name is None or name == ax.EMPTY:
@@ -221,7 +225,7 @@ class PartitionAxis:
             if not known:
                 return name
             with self._lock:
-                names = [*_FIELD_OF, *self._registered]
+                names = [*self._SEMANTIC_MAP, *self._registered]
             near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
             hint = f": did you mean {near[0]!r}?" if near else f": there are {names}"
             raise ValueError(f"Unknown semantic axis name: {name!r}{hint}")
@@ -233,8 +237,8 @@ class PartitionAxis:
             rule = self._registered.get(name, NOT_GIVEN)
             generation = self._registered_generation.get(name, NOT_GIVEN)
         if rule is NOT_GIVEN:
-            rule = _FIELD_OF.get(name, NOT_GIVEN)
-            generating = _FIELD_WHEN_GENERATING.get(rule) if isinstance(rule, str) else None
+            rule = self._SEMANTIC_MAP.get(name, NOT_GIVEN)
+            generating = self._STANDARD_TO_GENERATION_ATTR_MAP.get(str(rule))
             # A decode field of None does not mean "not sharded" but "as in training".
             if generating is not None and getattr(self, generating) is not None:
                 generation = generating
@@ -242,7 +246,7 @@ class PartitionAxis:
 
     def _resolve_rule(self, rule: Any, mode: str, seen: frozenset[str]) -> Any:
         if isinstance(rule, list | tuple):
-            return [self._resolve_rule(item, mode, seen) for item in rule]
+            return type(rule)(self._resolve_rule(item, mode, seen) for item in rule)
         if not isinstance(rule, str):
             return rule
         if rule in _FIELDS:

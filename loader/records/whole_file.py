@@ -1,16 +1,36 @@
 """Files that are written whole or not at all, also when several processes write the same one."""
 
+import errno
 import os
 import uuid
 from pathlib import Path
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put a file with this content in place of what is there, if anything is."""
+    """Put a file with this content in place of what is there, if anything is.
+
+    When this returns, the file outlasts a loss of power.
+    """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_bytes(content)
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)
+    _sync(target.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make the new name itself last, where the file system lets a folder be synced."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

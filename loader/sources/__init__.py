@@ -4,6 +4,8 @@ Also sources made of other sources: `Mapped`, `Packed`, `Mixture`. It imports fr
 `modules/`, `order/` and `transforms/`, never from `runtime/`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from loader.sources.array_record.array_record import ArrayRecordSource as ArrayRecordSource
 from loader.sources.array_record.parsers import Msgpack as Msgpack
 from loader.sources.array_record.parsers import RawArrays as RawArrays
@@ -15,6 +17,16 @@ from loader.sources.mixture.mixture import Mixture as Mixture
 from loader.sources.packing.lengths import index_lengths as index_lengths
 from loader.sources.packing.packed import Packed as Packed
 from loader.sources.source import Source as Source
-from loader.sources.tensorstore.tensorstore_source import TensorStoreSource as TensorStoreSource
 from loader.sources.text_lines.text_lines import TextLinesSource as TextLinesSource
 from loader.sources.token_windows import TokenWindows as TokenWindows
+
+if TYPE_CHECKING:
+    from loader.sources.tensorstore.tensorstore_source import TensorStoreSource as TensorStoreSource
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TensorStoreSource":  # tensorstore is heavy: imported when it is asked for
+        from loader.sources.tensorstore.tensorstore_source import TensorStoreSource
+
+        return TensorStoreSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

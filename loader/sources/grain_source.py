@@ -50,7 +50,8 @@ class GrainSource(Source):
         return [self._dataset[index] for index in indices]
 
     def fingerprint(self) -> dict[str, Any]:
-        kinds = [qualified_name(type(stage)) for stage in _stages(self._dataset)]
+        names = [qualified_name(type(stage)) for stage in _stages(self._dataset)]
+        kinds = [name for name in names if not name.startswith("grain._")]  # Grain renames those
         return {"kind": kinds, **sampled_fingerprint(self)}
 
     def __repr__(self) -> str:

@@ -1,18 +1,24 @@
 """The processes of a job: joining it, and making sure that all of them load the same thing.
 
-What is compared goes through the key-value store of `jax.distributed`, with a time limit. No
-collective takes part: one waits for ever where a process is missing.
+What is compared goes through the key-value store of `jax.distributed`, with a time limit: a
+collective would wait for ever where a process is missing.
 """
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax._src import distributed as _distributed  # the key-value store has no public name
+import numpy as np
+
+from loader.order.plan import Plan
+from loader.records.digest import content_key
+from loader.records.jax_settings import key_value_store
+from loader.records.spec import named_leaves
 
 AGREE_TIMEOUT_S = 60.0
-_exchanges = 0  # how many this process has taken part in: the same on all, if they do the same
+_exchanges = 0  # how many this process has finished: the same on all, if they do the same
 
 
 def join_job() -> None:
@@ -31,38 +37,25 @@ def join_job() -> None:
     )
 
 
-def exchange(purpose: str, value: Any, timeout_s: float) -> list[Any]:
-    """The JSON values that all processes give for the same purpose, by process."""
-    global _exchanges
-    client: Any = _distributed.global_state.client
-    count, own = jax.process_count(), jax.process_index()
-    if client is None or count == 1:
-        return [value]
-    _exchanges += 1
-    name = f"gristmill/{_exchanges}"
-    client.key_value_set(f"{name}/{own}", json.dumps({"purpose": purpose, "value": value}))
-    values = []
-    for process in range(count):
-        try:
-            text = client.blocking_key_value_get(f"{name}/{process}", int(timeout_s * 1000))
-        except Exception as error:  # the store's own kind of time-out, which has no public name
-            raise TimeoutError(
-                f"process {process} of {count} has not said within {timeout_s:.0f} s what this one "
-                f"waits for ({purpose}): it has no loader there, has ended, or is late; see its log"
-            ) from error
-        said = json.loads(text)
-        if said["purpose"] != purpose:
-            raise ValueError(
-                f"process {process} is at {said['purpose']!r}, process {own} at {purpose!r}: all "
-                "processes must make and start the same loaders in the same order"
-            )
-        values.append(said["value"])
-    return values
+def agree_on_start(
+    fingerprint: Mapping[str, str], plan: Plan, microbatches: int | None, step: int
+) -> None:
+    """Before the first batch: raise `ValueError` unless all processes are to load the same."""
+    agree(
+        {
+            **fingerprint,
+            "batch_size": plan.batch_size,
+            "remainder": plan.remainder,
+            "microbatches": microbatches,
+            "the last step": plan.end,
+            "the next step": step,
+        }
+    )
 
 
-def agree(fields: dict[str, Any], timeout_s: float | None = None) -> None:
+def agree(fields: Mapping[str, Any]) -> None:
     """Raise `ValueError`, naming process and field, unless all processes have the same fields."""
-    said = exchange("a loader's start", fields, AGREE_TIMEOUT_S if timeout_s is None else timeout_s)
+    said = exchange("a loader's start", dict(fields), AGREE_TIMEOUT_S)
     own = jax.process_index() if len(said) > 1 else 0
     for process, other in enumerate(said):
         for field in {**fields, **other}:
@@ -74,10 +67,22 @@ def agree(fields: dict[str, Any], timeout_s: float | None = None) -> None:
                 )
 
 
-def refuse_unequal_replicas(digests: dict[str, str], timeout_s: float) -> None:
-    """Raise `ValueError` if two processes hold the same part of a batch with other bytes."""
+def verify_batch(batch: Any, timeout_s: float) -> None:
+    """Raise `ValueError` if two processes hold the same part of this batch with other bytes."""
+    refuse_unequal_replicas(
+        {
+            f"leaf {name!r} at {shard.index}": content_key(np.asarray(shard.data))
+            for name, leaf in named_leaves(batch)
+            for shard in leaf.addressable_shards
+        },
+        timeout_s,
+    )
+
+
+def refuse_unequal_replicas(digests: Mapping[str, str], timeout_s: float) -> None:
+    """Raise `ValueError` if two processes give different digests of the same part."""
     seen: dict[str, tuple[int, str]] = {}
-    for process, parts in enumerate(exchange("verify_replicas", digests, timeout_s)):
+    for process, parts in enumerate(exchange("verify_replicas", dict(digests), timeout_s)):
         for part, digest in parts.items():
             first, expected = seen.setdefault(part, (process, digest))
             if digest != expected:
@@ -85,3 +90,58 @@ def refuse_unequal_replicas(digests: dict[str, str], timeout_s: float) -> None:
                     f"processes {first} and {process} hold {part} with different values: the "
                     "source or an operator does not give the same on every host"
                 )
+
+
+def exchange(purpose: str, value: Any, timeout_s: float) -> list[Any]:
+    """The JSON values that all processes give for the same purpose, by process."""
+    if jax.process_count() == 1:
+        return [value]
+    text = json.dumps({"purpose": purpose, "value": value})
+    store = key_value_store()
+    texts = _gathered(text) if store is None else _stored(store, text, purpose, timeout_s)
+    said = [json.loads(text) for text in texts]
+    for process, other in enumerate(said):
+        if other["purpose"] != purpose:
+            raise ValueError(
+                f"process {process} is at {other['purpose']!r}, process {jax.process_index()} at "
+                f"{purpose!r}: all processes must make and start the same loaders in the same order"
+            )
+    return [other["value"] for other in said]
+
+
+def _stored(store: Any, text: str, purpose: str, timeout_s: float) -> list[str]:
+    """The texts of all processes, through the store, under the number of the exchange.
+
+    The purpose is in the text and not in the key: processes that are at different ones learn it at
+    once, not after the time limit.
+    """
+    global _exchanges
+    count = jax.process_count()
+    keys = [f"gristmill/{_exchanges}/{process}" for process in range(count)]
+    own = keys[jax.process_index()]
+    store.key_value_set(own, text, allow_overwrite=True)  # of an attempt that was interrupted
+    texts = []
+    for process, key in enumerate(keys):
+        try:
+            texts.append(store.blocking_key_value_get(key, int(timeout_s * 1000)))
+        except Exception as error:  # the store's own kind of time-out, which has no public name
+            # Taken back and not counted: tried again, it is the same exchange for all processes.
+            store.key_value_delete(own)
+            raise TimeoutError(
+                f"process {process} of {count} has not said within {timeout_s:.0f} s what this one "
+                f"waits for ({purpose}): it has no loader there, has ended, or is late; see its log"
+            ) from error
+    _exchanges += 1
+    return texts
+
+
+def _gathered(text: str) -> list[str]:
+    """The texts of all processes, by a collective: for a JAX whose store is not to be found."""
+    from jax.experimental import multihost_utils
+
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.int32(own.size))).reshape(-1)
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: own.size] = own
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]

@@ -12,12 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from etils import epath
 
 from loader.records.digest import DIGEST_HEX_DIGITS
 
-STATE_VERSION = 1
-
+STATE_VERSION = 2
+DOCUMENT_NAME = "loader.json"  # in a folder of Orbax's
 
 _TYPES = {
     "version": int,
@@ -29,14 +30,8 @@ _TYPES = {
     "fingerprint": dict,
     "checksum": str,
 }
-
-
 _LARGEST_COUNT = 2**63
-
-
 _MOST_BYTES = 64 * 1024  # of a file that may be a document: real ones have at most one of them
-
-
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -70,10 +65,7 @@ def check_document(state: Any) -> None:
     # First, for a document of another version may have other keys, and is not damaged.
     version = state.get("version")
     if type(version) is int and version != STATE_VERSION:
-        raise ValueError(
-            f"the state has version {_short(version)}, this loader reads version "
-            f"{STATE_VERSION}: restore it with the release that wrote it"
-        )
+        raise _other_version(version, state.get("step"))
     if set(map(str, state)) != set(_TYPES):
         raise damaged(f"it has the keys {_short(sorted(map(str, state)))}, expected {list(_TYPES)}")
     for name, kind in _TYPES.items():
@@ -81,12 +73,27 @@ def check_document(state: Any) -> None:
             raise damaged(f"{name} is {_short(state[name])}, expected {kind.__name__}")
     counts = [state["step"], state["position"], state["batch_size"], *state["origin"][:3]]
     if len(counts) != 5 or not all(type(n) is int and 0 <= n < _LARGEST_COUNT for n in counts):
-        raise damaged(f"step, position, batch_size or origin is no count: {_short(counts)}")
+        raise damaged(f"step, position, batch_size or origin is not a count: {_short(counts)}")
     for field, value in state["fingerprint"].items():
         if type(field) is not str or type(value) is not str or len(value) != DIGEST_HEX_DIGITS:
             raise damaged(f"fingerprint field {_short(field)} is {_short(value)}")
     if state["checksum"] != _checksum({k: v for k, v in state.items() if k != "checksum"}):
         raise damaged("its checksum does not match its contents")
+
+
+def _other_version(version: int, step: Any) -> ValueError:
+    if version != 1:
+        return ValueError(
+            f"the state has version {_short(version)}, this loader reads version "
+            f"{STATE_VERSION}: restore it with the release that wrote it"
+        )
+    at = step if type(step) is int else "its step"
+    return ValueError(
+        "the state has version 1: a release before 0.2 wrote it. It knows the order, the operators "
+        "and the batcher by the files in which they were defined, and those have moved, so they "
+        "cannot be compared. Restore it with the release that wrote it; or, if data, "
+        f"configuration and batch size are as they were, go on with loader.seek({_short(at)})"
+    )
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
@@ -110,6 +117,12 @@ def _short(value: Any) -> str:
 def document_text(state: Mapping[str, Any]) -> str:
     """The document for a file: JSON that a person can read."""
     return json.dumps(state, indent=1) + "\n"
+
+
+def write_once(state: Mapping[str, Any], directory: epath.PathLike) -> None:
+    """Write the document into a folder of Orbax's: process 0 does, for all."""
+    if jax.process_index() == 0:
+        (epath.Path(directory) / DOCUMENT_NAME).write_text(document_text(state))
 
 
 def read_document(path: epath.PathLike) -> dict[str, Any]:

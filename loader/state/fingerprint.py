@@ -1,8 +1,9 @@
 """What decides the batches, so that a state is not restored where other batches would follow.
 
 One short digest per field: `data.*` from the source, `order`, `order.seed`, `operators` and
-`batcher`. What decides only the speed (workers, prefetch, mesh) is no part of it, nor are batch
-size, remainder, epochs and steps.
+`batcher`. What decides only the speed (workers, prefetch, mesh) is not part of it, nor are batch
+size, remainder, epochs and steps. Names of files and of private classes are not in it: a move of
+either changes nothing.
 """
 
 import functools

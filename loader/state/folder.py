@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loader.records.whole_file import write_whole
 from loader.state.document import document_text, read_document
 
 _FILE_NAME = re.compile(r"(\d{8})-step-(\d+)\.json")
@@ -23,16 +24,7 @@ def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], ke
     older = documents(folder)
     sequence = int(older[-1].name[:8]) + 1 if older else 0
     target = folder / f"{sequence:08d}-step-{state['step']}.json"
-    partial = folder / f".{target.name}.partial-{os.getpid()}"
-    try:
-        with partial.open("w") as file:
-            file.write(document_text(state))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync(folder)
+    write_whole(target, document_text(state).encode())
     for path in older[: len(older) + 1 - keep]:
         path.unlink(missing_ok=True)
     return target
@@ -57,12 +49,3 @@ def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
 def documents(folder: Path) -> list[Path]:
     """The files that `write_newest` wrote into a folder, the newest last; whole or not."""
     return sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
-
-
-def _sync(folder: Path) -> None:
-    """Make the new name itself last, where the file system lets a folder be synced."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,30 +1,14 @@
-"""A state document inside an Orbax checkpoint."""
+"""A loader as an item of an Orbax v0 checkpoint. Orbax v1 calls the loader's own methods."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable
 
-import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from loader.state.document import document_text, read_document
-
-DOCUMENT_NAME = "loader.json"
-
-
-class Checkpointable(Protocol):
-    """What can be saved here: a `DataLoader`."""
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None: ...
-
-
-def write_once(state: Mapping[str, Any], directory: epath.PathLike) -> None:
-    """Write the document into a folder of Orbax's: process 0 does, for all."""
-    if jax.process_index() == 0:
-        (epath.Path(directory) / DOCUMENT_NAME).write_text(document_text(state))
+from loader.state.document import DOCUMENT_NAME as DOCUMENT_NAME
+from loader.state.document import read_document, write_once
+from loader.state.save_and_restore import SaveAndRestore
 
 
 class LoaderCheckpointHandler(ocp.CheckpointHandler):
@@ -33,7 +17,7 @@ class LoaderCheckpointHandler(ocp.CheckpointHandler):
     def save(self, directory: epath.Path, args: "LoaderSave") -> None:
         write_once(args.loader.get_state(), directory)
 
-    def restore(self, directory: epath.Path, args: "LoaderRestore") -> Checkpointable:
+    def restore(self, directory: epath.Path, args: "LoaderRestore") -> SaveAndRestore:
         state = read_document(directory / DOCUMENT_NAME)
         args.loader.set_state(state, allow_changes=args.allow_changes)
         return args.loader
@@ -44,7 +28,7 @@ class LoaderCheckpointHandler(ocp.CheckpointHandler):
 class LoaderSave(ocp.args.CheckpointArgs):
     """`Composite(state=..., data=LoaderSave(loader))`"""
 
-    loader: Checkpointable
+    loader: SaveAndRestore
 
 
 @ocp.args.register_with_handler(LoaderCheckpointHandler, for_restore=True)
@@ -52,13 +36,5 @@ class LoaderSave(ocp.args.CheckpointArgs):
 class LoaderRestore(ocp.args.CheckpointArgs):
     """`Composite(state=..., data=LoaderRestore(loader))`: the loader goes on from there."""
 
-    loader: Checkpointable
+    loader: SaveAndRestore
     allow_changes: Iterable[str] = ()
-
-
-async def save_with_orbax(state: Mapping[str, Any], directory: Any) -> Any:
-    # The state is that of the call: what is written later is still of this step.
-    async def write() -> None:
-        write_once(state, await directory.await_creation())
-
-    return write()

@@ -101,7 +101,9 @@ class OperatorModule(StructuralModule):
         return BoundTransform(self.ready_transform(), self.label, self._key(place, rngs))
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "ready": describe(self.ready_transform())}
+        described = super().fingerprint()
+        described["fields"]["transform"] = describe(self.ready_transform())
+        return described
 
     def _key(self, place: int, rngs: nnx.Rngs | None) -> str:
         if not self.stochastic:

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import hashlib
 import pickle
 import threading
@@ -95,7 +96,7 @@ def test_registered_axes_hold_for_all_until_taken_back():
     PartitionAxis.register("MESH", "mine", generation_axis_rule=None)
     PartitionAxis.register("PAIR", ["data_parallel_axis", "PIXELS"])
     train = axis.resolve_axis(["PIXELS", "FREE", "MESH", "PAIR"], ax.MODE_TRAIN)
-    assert train == ["tp", None, "mine", ("dp", "tp")]
+    assert train == ["tp", None, "mine", ["dp", "tp"]]
     decode = axis.replace(decode_head_axis="d").resolve_axis(["PIXELS", "MESH"], ax.MODE_DECODE)
     assert decode == ["d", None]
     assert PartitionAxis.get_registered_axes()["PIXELS"] == {
@@ -158,7 +159,7 @@ def test_resolve_takes_axes_and_mode_or_both_in_one():
     for arguments in incomplete:
         with pytest.raises(ValueError, match="give axes and mode"):
             manager.resolve(**arguments)
-    with pytest.raises(ValueError, match="pass shape"):
+    with pytest.raises(ValueError, match="shape should be provided"):
         manager.resolve([ax.BATCH], 1)
     with pytest.raises(TypeError, match="Expected PartitionAxis"):
         PartitionManager("dp")  # pyright: ignore[reportArgumentType]
@@ -279,3 +280,48 @@ def test_a_manager_may_be_an_argument_of_jit():
         for name in ("dp", "tp"):
             y: Any = shard(PartitionManager(PartitionAxis(batch_axis=name)), np.zeros(8))
             assert y.sharding.spec == P(name)
+
+
+def test_the_maps_of_the_seed_are_class_variables():
+    assert PartitionAxis._SEMANTIC_MAP[ax.BATCH] == "batch_axis"
+    assert PartitionAxis._SEMANTIC_MAP[ax.EMPTY] is None
+    generating = PartitionAxis._STANDARD_TO_GENERATION_ATTR_MAP
+    assert generating["head_axis"] == "decode_head_axis"
+    names = {field.name for field in dataclasses.fields(PartitionAxis)}
+    assert {*generating, *generating.values()} <= names
+    assert {name for name in PartitionAxis._SEMANTIC_MAP.values() if name} <= names
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_rule_resolves_to_the_kind_of_sequence_it_was_registered_as(kind: Any):
+    PartitionAxis.register("PAIR", kind(["data_parallel_axis", "tp"]))
+    PartitionAxis.register("ONE", kind(["tp"]))
+    axis = PartitionAxis()
+    assert axis.resolve_axis(["PAIR", "ONE"], ax.MODE_TRAIN) == [kind(["dp", "tp"]), kind(["tp"])]
+    assert axis.resolve_spec(["PAIR", "ONE"], ax.MODE_TRAIN) == P(("dp", "tp"), "tp")
+
+
+def test_what_is_set_on_a_manager_is_used_and_its_axes_stay():
+    manager: Any = PartitionManager(PartitionAxis())
+    asked = {}
+
+    def shard(**given: Any) -> Any:
+        asked.update(given)
+        return "sharded"
+
+    manager.shard = shard
+    before = hash(manager)
+    x = jnp.zeros(4)
+    assert apply_logical_sharding(x, manager, [ax.BATCH], ax.MODE_TRAIN) == "sharded"
+    assert asked["x"] is x
+    assert asked["axes"] == [ax.BATCH]
+    assert hash(manager) == before
+    del manager.shard
+    with pytest.raises(AttributeError, match="the paxis of a manager stays as it is"):
+        manager.paxis = PartitionAxis(data_parallel_axis="other")
+
+
+def test_a_dimension_as_mode_needs_a_shape():
+    manager = PartitionManager(PartitionAxis())
+    with pytest.raises(ValueError, match="shape should be provided"):
+        manager.resolve([ax.BATCH, ax.LENGTH], mode=1)

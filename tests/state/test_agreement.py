@@ -173,6 +173,50 @@ def test_processes_that_would_load_other_things_are_named(other: Any, message: s
         assert "process 0 has" in reports[1]
 
 
+AGAIN = """
+import numpy as np
+import loader.state.agreement
+from loader import DataLoader
+loader.state.agreement.AGREE_TIMEOUT_S = 3
+mesh = jax.make_mesh((2,), ("data",))
+def make(count): return DataLoader({"x": np.arange(count)}, batch_size=4, mesh=mesh)
+if process == 0:  # a loader that the other process does not have
+    try:
+        next(make(16))
+    except TimeoutError as error:
+        assert "process 1 of 2 has not said within 3 s" in str(error)
+        open(MEETING, "w").close()
+else:
+    import os, time
+    while not os.path.exists(MEETING): time.sleep(0.01)
+loader.state.agreement.AGREE_TIMEOUT_S = 60
+both = make(20)
+next(both)
+both.verify_replicas()
+report("agreed")
+"""
+
+
+def test_an_agreement_that_failed_does_not_shift_the_later_ones(tmp_path: Path):
+    script = f"MEETING = {str(tmp_path / 'meeting')!r}\n" + AGAIN
+    assert run_processes(script, 2, 1, tmp_path) == ["agreed", "agreed"]
+
+
+WITHOUT_STORE = """
+from loader.records.jax_settings import key_value_store
+assert key_value_store() is not None
+sys.modules["jax._src.distributed"] = None  # as if it were gone
+assert key_value_store() is None
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_without_the_store_of_jax_a_collective_compares(seed: int, tmp_path: Path):
+    script = f"CASES = {[(0, 4, 20, True), (seed, 4, 20, True)]}\n" + WITHOUT_STORE + AGREE
+    reports = run_processes(script, 2, 1, tmp_path)
+    assert ("agreed" if seed == 0 else "process 1 has order.seed") in reports[0]
+
+
 REPLICAS = """
 import numpy as np
 from jax.sharding import PartitionSpec as P

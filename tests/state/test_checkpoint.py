@@ -1,5 +1,7 @@
+import asyncio
 import json
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,7 @@ import orbax.checkpoint as ocp0
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from loader import DataLoader, Shuffle
-from loader.state.orbax import LoaderRestore, LoaderSave
+from loader import DataLoader, LoaderRestore, LoaderSave, Shuffle
 from tests.data import unlike_records
 
 MODEL = {"w": jnp.arange(4.0), "b": jnp.ones(())}
@@ -94,6 +95,38 @@ def test_a_loader_is_an_item_of_v0s_composite(tmp_path: Path):
             assert jax.tree.all(jax.tree.map(np.array_equal, result.state, MODEL))
         with pytest.raises(ValueError, match=r"data\.length: saved"):
             manager.restore(3, args=ocp0.args.Composite(data=LoaderRestore(make(count=24))))
+
+
+class Elsewhere:
+    """A folder that Orbax is still making, of a release with other names."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def when_there(self) -> Path:
+        return self._path
+
+
+class Awaited(Elsewhere):
+    def __await__(self) -> Iterator[Any]:
+        return self._path
+        yield
+
+
+def test_what_is_neither_a_path_nor_awaited_is_refused_and_nothing_is_written(tmp_path: Path):
+    with pytest.raises(TypeError, match=r"path of a folder, got Elsewhere\..*LoaderSave"):
+        make().save(Elsewhere(tmp_path))
+    with pytest.raises(TypeError, match="save takes the path of a folder, got int"):
+        make().save(3)
+    assert not documents(tmp_path)
+
+
+def test_a_folder_that_is_awaited_itself_is_written_to(tmp_path: Path):
+    async def save() -> None:
+        await (await at_step(2).save(Awaited(tmp_path)))
+
+    asyncio.run(save())
+    assert json.loads((tmp_path / "loader.json").read_text())["step"] == 2
 
 
 # Files of its own

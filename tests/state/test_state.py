@@ -250,10 +250,20 @@ def test_what_is_no_document_is_refused(state: Any):
 
 
 def test_a_document_of_another_version_is_refused_as_such():
-    with pytest.raises(ValueError, match="has version 2, this loader reads version 1"):
-        make().set_state({**saved(), "version": 2})
-    with pytest.raises(ValueError, match="has version 2, this loader reads version 1"):
-        make().set_state({"version": 2, "place": "elsewhere"})
+    with pytest.raises(ValueError, match="has version 3, this loader reads version 2"):
+        make().set_state({**saved(), "version": 3})
+    with pytest.raises(ValueError, match="has version 3, this loader reads version 2"):
+        make().set_state({"version": 3, "place": "elsewhere"})
+
+
+def test_a_document_of_the_first_version_is_refused_with_the_reason_and_a_way_on():
+    loader = make()
+    with pytest.raises(ValueError, match=r"a release before 0\.2 wrote it.*loader\.seek\(5\)"):
+        loader.set_state({**saved(5), "version": 1})
+    loader.seek(5)
+    assert loader.get_state() == saved(5)
+    with pytest.raises(ValueError, match=r"loader\.seek\(its step\)"):
+        loader.set_state({"version": 1})
 
 
 def test_a_state_is_accepted_in_a_new_process_with_a_lambda_among_the_operators(tmp_path: Path):

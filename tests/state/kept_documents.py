@@ -1,0 +1,307 @@
+"""Loaders of every kind, whose state documents are kept in `fixtures/`.
+
+A document that a release has written must restore in every later one. So these files are not
+written anew when a test fails: the failure says that the state of every user would be refused.
+Where that is meant (a new kind of source, or a new `STATE_VERSION`):
+
+    python -m tests.state.kept_documents          # writes those that are missing
+    python -m tests.state.kept_documents --all    # writes all of them
+"""
+
+import json
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+import tensorstore as ts
+
+from loader import (
+    ArrayRecordSource,
+    BlockShuffle,
+    DataLoader,
+    DefaultBatcher,
+    FilesSource,
+    Mapped,
+    Mixture,
+    Msgpack,
+    Packed,
+    PadBatcher,
+    RawArrays,
+    Sequential,
+    Shuffle,
+    TensorStoreSource,
+    TextLinesSource,
+    TokenWindows,
+)
+from loader.records.digest import content_key
+from operators import (
+    ByteTokenizer,
+    Cast,
+    CenterCrop,
+    Choice,
+    Constant,
+    CropTokens,
+    DecodeImage,
+    Filter,
+    Map,
+    MapBatch,
+    MixUp,
+    Normalize,
+    PadTokens,
+    RandomCrop,
+    RandomFlip,
+    Rename,
+    Resize,
+    Select,
+    Sequence,
+    ShiftTargets,
+    Tokenize,
+)
+from tests.data import RECORD_SPEC, unlike_records, write_array_record, write_raw_records
+
+FOLDER = Path(__file__).parent / "fixtures"
+STEP = 3
+IMAGES = np.arange(12 * 8 * 8 * 3).reshape(12, 8, 8, 3) % 251
+PICTURES = {"image": IMAGES.astype(np.uint8), "label": np.arange(12, dtype=np.int32) % 5}
+DOCUMENTS = [np.arange(n, n + 1 + n % 5, dtype=np.int32) for n in range(20)]
+LENGTHS = [len(document) for document in DOCUMENTS]
+
+
+class Kept(NamedTuple):
+    """A loader of which a document is kept, and one that must refuse it, in this field."""
+
+    make: Callable[[Path], DataLoader]
+    other: Callable[[Path], DataLoader]
+    field: str
+
+
+def make(source: Any = None, **settings: Any) -> DataLoader:
+    source = unlike_records(23) if source is None else source
+    return DataLoader(source, **{"batch_size": 4, "epochs": 2, **settings})
+
+
+def on(source: Any = None, **kept: Any) -> Callable[..., Kept]:
+    """`on(source, setting=a)(field, setting=b)`: kept with a, refused with b."""
+    return lambda field, **other: Kept(
+        lambda folder: make(source, **kept), lambda folder: make(source, **other), field
+    )
+
+
+def of(source: Callable[..., Any], field: str, *changed: Any, **settings: Any) -> Kept:
+    """A source made in a folder, and the same with something changed."""
+    return Kept(
+        lambda folder: make(source(folder), **settings),
+        lambda folder: make(source(folder, *changed), **settings),
+        field,
+    )
+
+
+# Functions and classes of a user
+
+
+def first_half(records: list[Any]) -> Any:
+    return {"id": np.stack([record["id"] for record in records])}
+
+
+def doubled(rows: Any) -> Any:
+    return {**rows, "twice": rows["id"] * 2}
+
+
+def noisy(record: Any, generator: np.random.Generator) -> Any:
+    return {**record, "noise": np.float32(generator.random())}
+
+
+def is_odd(record: Any) -> bool:
+    return bool(record["id"] % 2)
+
+
+class Halved(grain.transforms.Map):
+    def map(self, element: Any) -> Any:
+        return {**element, "half": element["id"] // 2}
+
+
+class Texts:
+    """A source that has no more than the least."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return {"text": "line " + "x" * index}
+
+
+class Tokens(Texts):
+    def __getitem__(self, index: int) -> Any:
+        return {"tokens": DOCUMENTS[index]}
+
+
+# Sources in a folder
+
+
+def records(folder: Path, counts: tuple[int, ...] = (9, 14)) -> ArrayRecordSource:
+    return ArrayRecordSource(write_raw_records(folder, list(counts)), RawArrays(RECORD_SPEC))
+
+
+def packed_maps(folder: Path, more: int = 0) -> ArrayRecordSource:
+    blobs = [Msgpack().encode({"id": np.int32(n + more), "w": n / 4}) for n in range(13)]
+    return ArrayRecordSource(write_array_record(folder / "maps.array_record", blobs), Msgpack())
+
+
+def lines(folder: Path, last: str = "the end") -> TextLinesSource:
+    path = folder / "lines.txt"
+    path.write_text("\n".join([f"line {n} " + "y" * n for n in range(15)] + [last]))
+    return TextLinesSource(path, index=folder / "index")
+
+
+def windows(folder: Path, stride: int = 3) -> TokenWindows:
+    np.save(folder / "tokens.npy", np.arange(100, dtype=np.uint16) ** 2 % 251)
+    return TokenWindows(folder / "tokens.npy", 5, stride)
+
+
+def zarr(folder: Path, more: int = 0) -> TensorStoreSource:
+    paths = {}
+    for name, array in unlike_records(17).items():
+        paths[name] = str(folder / f"{name}.zarr")
+        store = {"driver": "file", "path": paths[name]}
+        ts.open(
+            {"driver": "zarr3", "kvstore": store},
+            create=True,
+            dtype=array.dtype,
+            shape=array.shape,
+        ).result().write(array + more).result()
+    return TensorStoreSource(paths)
+
+
+def files(folder: Path, shift: int = 0) -> FilesSource:
+    for number, image in enumerate(IMAGES.astype(np.uint8)):
+        (folder / f"{number:02}.png").write_bytes(_png(image + np.uint8(shift)))
+    return FilesSource(str(folder / "*.png"), leaf="image", text=False)
+
+
+def _png(image: np.ndarray) -> bytes:
+    """The image as a PNG file, not compressed: the same bytes with every library."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    height, width, _ = image.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row.tobytes() for row in image), 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def grain_dataset(folder: Path, seed: int = 5) -> grain.MapDataset:
+    rows = [{"id": np.int32(n)} for n in range(19)]
+    return grain.MapDataset.source(rows).seed(seed).shuffle().map(doubled)
+
+
+def mixture(folder: Path, weight: float = 3) -> Mixture:
+    parts = {name: {"id": np.arange(n) + n} for name, n in (("web", 30), ("books", 7))}
+    return Mixture({"web": (parts["web"], weight), "books": (parts["books"], 1)}, seed=2)
+
+
+def packed(folder: Path, seed: int = 4) -> Packed:
+    return Packed(Tokens(), LENGTHS, 8, seed, pad_value=-1)
+
+
+def mapped(folder: Path, bos: bool = True) -> Mapped:
+    return Mapped(Texts(), [Tokenize(tokenizer=ByteTokenizer(bos=bos))])
+
+
+# All of them
+
+
+def images(padding: int = 1) -> list[Any]:
+    crop = RandomCrop("image", 6, padding=padding, seed=1)
+    flip = RandomFlip("image", direction="vertical", probability=0.25, seed=2)
+    return [crop, flip, Resize("image", 5), CenterCrop("image", 4), Normalize("image", 3.5, 2.0)]
+
+
+def composed(chance: float = 0.5) -> list[Any]:
+    choice = Choice([RandomFlip("image"), None], [chance, 1 - chance])
+    return [Sequence([RandomCrop("image", 6), choice, Cast("image", np.float32)], seed=3)]
+
+
+def texts(length: int = 12) -> list[Any]:
+    crop = CropTokens("tokens", length, random=True, seed=4)
+    return [Tokenize(), crop, PadTokens("tokens", 16), ShiftTargets()]
+
+
+def fields(value: float = 1.5) -> list[Any]:
+    rename = Rename({"x": "pixels/x"})
+    return [Select("id", "x"), rename, Constant("weight", value), Cast({"id": np.int64})]
+
+
+def functions(seed: int = 6) -> list[Any]:
+    return [
+        doubled,
+        Halved(),
+        Filter(is_odd),
+        MapBatch(doubled),
+        Map(noisy, random=True, seed=seed),
+    ]
+
+
+KEPT: dict[str, Kept] = {
+    "order-sequential": on(order=Sequential())("order", order=Shuffle(7)),
+    "order-shuffle": on(order=Shuffle(7))("order.seed", order=Shuffle(8)),
+    "order-match-grain": on(order=Shuffle(7, match_grain=True))("order", order=Shuffle(7)),
+    "order-blocks": on(order=BlockShuffle(7, 4, 2))("order", order=BlockShuffle(7, 4, 3)),
+    "batcher-pad": on(batcher=PadBatcher(), remainder="drop")(
+        "batcher", batcher=DefaultBatcher(), remainder="drop"
+    ),
+    "batcher-default": on(batcher=DefaultBatcher(collate_fn=first_half), remainder="drop")(
+        "batcher", batcher=DefaultBatcher(), remainder="drop"
+    ),
+    "source-arrays": of(lambda folder, count=23: unlike_records(count), "data.length", 24),
+    "source-array-record": of(records, "data.length", (9, 13)),
+    "source-msgpack": of(packed_maps, "data.sample", 1),
+    "source-lines": of(lines, "data.files", "the very end"),
+    "source-windows": of(windows, "data.stride", 4),
+    "source-zarr": of(zarr, "data.sample", 1),
+    "source-files": of(files, "data.sample", 1, operators=[DecodeImage(size=(8, 8))]),
+    "source-grain": of(grain_dataset, "data.sample", 6),
+    "source-of-a-user": on(Texts())("operators", operators=[Tokenize(), PadTokens("tokens", 25)]),
+    "source-mixture": of(mixture, "data.shares", 4),
+    "source-packed": of(packed, "data.pack", 5),
+    "source-mapped": of(mapped, "data.mapped", False, operators=[PadTokens("tokens", 32)]),
+    "operators-images": on(PICTURES, operators=images())("operators", operators=images(2)),
+    "operators-composed": on(PICTURES, operators=composed())("operators", operators=composed(0.3)),
+    "operators-mixup": on(PICTURES, operators=[MixUp(num_classes=5, seed=1)])(
+        "operators", operators=[MixUp(num_classes=5, seed=1, alpha=0.3)]
+    ),
+    "operators-texts": on(Texts(), operators=texts())("operators", operators=texts(11)),
+    "operators-fields": on(operators=fields())("operators", operators=fields(2.5)),
+    "operators-functions": on(operators=functions())("operators", operators=functions(7)),
+}
+
+
+def document_of(loader: DataLoader) -> dict[str, Any]:
+    """The document at a step, and a digest of the batch that comes next."""
+    loader.seek(STEP)
+    return {"state": loader.get_state(), "next_batch": content_key(loader.host_batch_at(STEP))}
+
+
+def write(again: bool) -> None:
+    for name, kept in KEPT.items():
+        path = FOLDER / f"{name}.json"
+        if again or not path.exists():
+            with tempfile.TemporaryDirectory() as folder:
+                path.write_text(json.dumps(document_of(kept.make(Path(folder))), indent=1) + "\n")
+                print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    # Imported, so that the functions above have the name of this module and not `__main__`.
+    from tests.state.kept_documents import write as write_documents
+
+    write_documents(again=sys.argv[1:] == ["--all"])
