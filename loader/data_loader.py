@@ -7,7 +7,6 @@ threads start and stop. The loop asks the line of tasks for the step it is at, a
 
 import dataclasses
 import functools
-import operator
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -23,9 +22,9 @@ from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import LoaderModuleConfig
 from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan, Remainder
-from loader.records.digest import content_key
+from loader.records.integers import checked_int
 from loader.records.jax_settings import x64_enabled
-from loader.records.spec import Spec, named_leaves
+from loader.records.spec import Spec
 from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
@@ -38,7 +37,8 @@ from loader.sharding.mesh_sharder import MeshSharder, placement_on_default_devic
 from loader.sharding.placement import BatchPlacement, Placement
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
-from loader.state.agreement import agree, refuse_unequal_replicas
+from loader.sources.reading import knows_spec
+from loader.state.agreement import agree_on_start, verify_batch
 from loader.state.document import check_document, make_document
 from loader.state.fingerprint import Fingerprint
 from loader.state.save_and_restore import SaveAndRestore
@@ -100,7 +100,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         self._recorder = Recorder()
         self._agreed = False
         self._arrange(source, order, plan, microbatches)
-        if hasattr(source, "record_spec"):  # known without reading: what is wrong is said now
+        if knows_spec(source):  # known without reading: what is wrong is said now
             self.pipeline.specs.check_operators()
             if self.sharder is not None:
                 self._placement()
@@ -205,17 +205,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         """On several processes, before the first batch: all must be about to do the same."""
         if self._agreed or jax.process_count() == 1:
             return
-        plan = self.plan
-        agree(
-            {
-                **self._fingerprint.digests,
-                "batch_size": plan.batch_size,
-                "remainder": plan.remainder,
-                "microbatches": self.pipeline.microbatches,
-                "the last step": plan.end,
-                "the next step": self._cursor.step,
-            }
-        )
+        agree_on_start(self._fingerprint.digests, self.plan, self.microbatches, self._cursor.step)
         self._agreed = True
 
     def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
@@ -224,13 +214,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         Of the next batch, or that of `step`. All processes must call this. `ValueError` says which
         processes differ, and in which leaf.
         """
-        batch = self.batch_at(self._cursor.step if step is None else step)
-        digests = {
-            f"leaf {name!r} at {shard.index}": content_key(np.asarray(shard.data))
-            for name, leaf in named_leaves(batch)
-            for shard in leaf.addressable_shards
-        }
-        refuse_unequal_replicas(digests, timeout_s)
+        verify_batch(self.batch_at(self._cursor.step if step is None else step), timeout_s)
 
     def _count(self, step: int, made: Made) -> None:
         """Set the variables and counters from the numbers that travel with a batch."""
@@ -369,14 +353,12 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         return dataclasses.replace(self.plan, origin_step=0, origin_position=0)
 
     def _checked_step(self, step: Any, after_the_end: int) -> int:
-        try:
-            number = -1 if isinstance(step, bool) else operator.index(step)
-        except TypeError:
-            number = -1
-        if number < 0:
-            raise ValueError(f"a step is an int of at least 0, got {step!r}")
-        if self.plan.end is not None and number >= self.plan.end + after_the_end:
-            raise ValueError(f"step {step} lies behind the end: this run has {self.plan.end} steps")
+        number = checked_int("a step", step, 0)
+        end = self.plan.end
+        if end is not None and number >= end + after_the_end:
+            raise ValueError(
+                f"step {step} is out of range: this run has {end} steps (0 to {end - 1})"
+            )
         if number < self.plan.origin_step:
             self.plan.span(number)  # raises, and says why
         return number

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from loader.data_loader import DataLoader
+from loader.records.prng_keys import is_prng_key
 from loader.records.spec import VALID_MASK
 
 STATE_BYTES_AT_MOST = 1024
@@ -88,8 +88,7 @@ def assert_covers_each_record_once(
 
 
 def _as_numpy(leaf: Any) -> np.ndarray:
-    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    return np.asarray(jax.random.key_data(leaf) if is_prng_key(leaf) else leaf)
 
 
 def _shape(state: Any) -> Any:

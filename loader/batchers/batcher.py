@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from loader.modules.structural import StructuralConfig, StructuralModule
+from loader.records.integers import checked_int
 from loader.records.spec import Spec, prepend, with_mask
 from loader.records.stacking import stack, unstack
 
@@ -116,5 +117,4 @@ class BatcherModule(StructuralModule):
 
 
 def check_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(f"batch_size must be an int of at least 1, got {batch_size!r}")
+    checked_int("batch_size", batch_size, 1)

@@ -3,15 +3,15 @@
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from loader.batchers.batcher import BatcherModule
+from loader.records.prng_keys import is_prng_key
 from loader.records.spec import with_mask
 
 
 class PadBatcher(BatcherModule):
-    """Fills missing rows with zeros, adds `valid_mask`; records that are no dict become `data`."""
+    """Fills missing rows with zeros, adds `valid_mask`; a record that is not a dict becomes `data`."""
 
     thread_safe: ClassVar[bool] = True
 
@@ -23,7 +23,7 @@ class PadBatcher(BatcherModule):
 
 def _spread(leaf: Any, valid: np.ndarray) -> Any:
     """The rows of the leaf where `valid` is True, zeros (None for texts) elsewhere."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_prng_key(leaf):
         data = _spread(np.asarray(jax.random.key_data(leaf)), valid)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     shape = (len(valid), *leaf.shape[1:])

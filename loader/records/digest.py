@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from loader.records.prng_keys import is_prng_key
 
 DIGEST_HEX_DIGITS = 12
 _OURS = ("loader", "operators")
@@ -132,7 +133,7 @@ def content_key(tree: Any) -> str:
     state = hashlib.sha256(f"PyTreeDef({_structure(tree)})".encode())
     for leaf in jax.tree.leaves(tree):
         kind = type(leaf).__name__ if isinstance(leaf, str | bytes | bool | int | float) else ""
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_prng_key(leaf):
             kind, leaf = str(leaf.dtype), jax.random.key_data(leaf)
         array = np.asarray(leaf)
         state.update(f"\0{kind}\0{array.dtype.descr}{array.dtype}{array.shape}\0".encode())

@@ -8,7 +8,7 @@ from loader.records.errors import RowError
 from loader.records.integers import Int64s
 from loader.records.spec import named_leaves, spec_of
 from loader.records.stacking import unstack
-from loader.sources.reading import locate, record_spec
+from loader.sources.reading import knows_spec, locate, record_spec
 
 
 def with_record(source: Any, record: int, error: RowError) -> ValueError:
@@ -23,7 +23,7 @@ def odd_record(source: Any, rows: Any, indices: Int64s) -> str | None:
     if rows is None:
         return None
     expected = record_spec(source)
-    fixed = hasattr(source, "record_spec")  # else lengths are only those of the first record
+    fixed = knows_spec(source)  # else lengths are only those of the first record
     for index, record in zip(indices.tolist(), unstack(rows), strict=True):
         like = spec_of(record)
         if jax.tree.structure(like) != jax.tree.structure(expected):

@@ -7,6 +7,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import jax
 
+from loader.records.integers import checked_int
 from loader.records.spec import spec_of
 from loader.runtime.line import Line
 from loader.sharding.mesh_sharder import MeshSharder
@@ -33,8 +34,6 @@ class DevicePrefetcher(Generic[T]):
     def __init__(
         self, batches: Iterator[Any], sharder: MeshSharder | None = None, *, prefetch: int = 2
     ) -> None:
-        if type(prefetch) is not int or prefetch < 0:
-            raise ValueError(f"prefetch must be an int of at least 0, got {prefetch!r}")
         if not isinstance(sharder, MeshSharder | None):
             raise TypeError(
                 f"sharder must be a MeshSharder, such as MeshSharder(mesh): {sharder!r}"
@@ -44,7 +43,7 @@ class DevicePrefetcher(Generic[T]):
             self._batches, "set_state"
         )
         self._placer = _Placer(sharder)
-        self._prefetch = prefetch
+        self._prefetch = checked_int("prefetch", prefetch, 0)
         self._line: Line[tuple[Any, Any]] | None = None
         self._stuck: Line[tuple[Any, Any]] | None = None  # closed; its helper has the iterator
         # How many batches of this line were delivered, and the state after the last of them.

@@ -23,7 +23,7 @@ from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_le
 from loader.records.stacking import is_ragged, zero_rows
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, with_record
-from loader.sources.reading import locate, read_rows
+from loader.sources.reading import is_thread_safe, locate, read_rows, varies_by_epoch
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 
 
@@ -63,13 +63,13 @@ class HostPipeline:
         by_collate = batcher.made_by == "collate"
         self._batch_of = self._batcher.collate if by_collate else self._batcher.batch_of
         self.specs = BatchSpecs(source, self.transforms, self._batcher, microbatches)
-        self._varies_by_epoch = getattr(source, "varies_by_epoch", False)
+        self._varies_by_epoch = varies_by_epoch(source)
         self._all_rows = np.arange(plan.batch_size)
 
     @property
     def thread_safe(self) -> bool:
         """Whether it makes no difference which thread makes a batch, and how many do at once."""
-        safe = getattr(self.source, "thread_safe", False) and self.batcher.thread_safe
+        safe = is_thread_safe(self.source) and self.batcher.thread_safe
         return safe and not self.transforms
 
     def replaced(

@@ -8,6 +8,8 @@ import numpy as np
 from loader.batchers import BatcherModule
 from loader.order.orders import Order
 from loader.order.plan import Plan
+from loader.records.integers import checked_int
+from loader.records.renamed import refuse_old_names
 from loader.runtime.workers.threads import Threads
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
@@ -32,20 +34,18 @@ def refuse_unfit_stages(
     if isinstance(order, type) or not hasattr(order, "records"):
         raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
     order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
-    if type(loader.prefetch) is not int or loader.prefetch < 0:
-        raise ValueError(f"prefetch must be an int of at least 0, got {loader.prefetch!r}")
+    checked_int("prefetch", loader.prefetch, 0)
+    refuse_old_names(loader.batcher)
     if not loader.batcher.pads and plan.remainder != "drop":
         raise ValueError(
             f"{type(loader.batcher).__name__} never pads, and remainder={plan.remainder!r} ends "
             "with a batch that must be filled up: use remainder='drop', or PadBatcher()"
         )
-    if microbatches is not None and (
-        type(microbatches) is not int or microbatches < 1 or plan.batch_size % microbatches
-    ):
-        raise ValueError(
-            f"microbatches must be an int that divides batch_size {plan.batch_size}, "
-            f"got {microbatches!r}"
-        )
+    if microbatches is not None:
+        wanted = f"an int that divides batch_size {plan.batch_size}"
+        number = checked_int("microbatches", microbatches, 1, wanted=wanted)
+        if plan.batch_size % number:
+            raise ValueError(f"microbatches must be {wanted}, got {microbatches!r}")
     if isinstance(loader.sharder, MeshSharder):
         loader.sharder.check_batch_size(plan.batch_size, microbatches)
     for stage in (loader.batcher, *operators):

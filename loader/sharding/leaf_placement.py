@@ -15,11 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-try:
-    from jaxlib.xla_client import batched_device_put as _batched_device_put
-except ImportError:
-    _batched_device_put = None
-
+from loader.records.jax_settings import batched_device_put
 
 _LARGE = 2**24  # bytes: moving them takes far longer, and a trial would need them twice
 
@@ -67,10 +63,11 @@ class LeafPlacement:
 
     def _route(self, leaf: np.ndarray, placed: jax.Array) -> "_Route | None":
         """The way this leaf went, if a trial of it ends in the same array."""
-        if _batched_device_put is None or leaf.nbytes > _LARGE:
+        put = batched_device_put()
+        if put is None or leaf.nbytes > _LARGE:
             return None
         try:
-            route = _Route(_batched_device_put, placed, leaf.shape, self._part_of)
+            route = _Route(put, placed, leaf.shape, self._part_of)
             return route if _same(route.send(leaf), placed) else None
         except Exception:  # whatever another jaxlib makes of it
             return None

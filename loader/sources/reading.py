@@ -72,8 +72,6 @@ def read_rows(
 
 def _gathered(source: Any, indices: Int64s) -> Any:
     rows = source.gather(indices)
-    if getattr(source, "owned_rows", False):
-        return rows
     leaves, tree = jax.tree.flatten(rows)
     for leaf in leaves:
         if leaf.shape[:1] != (len(indices),):
@@ -81,6 +79,8 @@ def _gathered(source: Any, indices: Int64s) -> Any:
                 f"{type(source).__name__}.gather was asked for {len(indices)} rows and gave a leaf "
                 f"of shape {leaf.shape}: it must give arrays with a row for each index"
             )
+    if getattr(source, "owned_rows", False):
+        return rows
     return jax.tree.unflatten(tree, [_owned(leaf) for leaf in leaves])
 
 

@@ -37,8 +37,8 @@ class Source:
     read may be broken off. A subclass says this anew: it may have changed how records are read."""
 
     owned_rows: bool = False
-    """`gather` gives every row asked for, in memory made for that call. The loader then does not
-    look at the arrays again."""
+    """`gather` gives rows in memory made for that call. The loader then does not look whether they
+    are views of something else."""
 
     varies_by_epoch: bool = False
     """A record is another one in each epoch. It is asked for as `epoch * len(source) + record`."""

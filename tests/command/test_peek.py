@@ -272,7 +272,7 @@ def test_a_peek_says_where_the_batch_is_and_does_not_move(tmp_path: Path):
     found = seen.to_json()
     assert (found["step"], found["epoch"], found["positions"]) == (2, 0, [8, 11])
     assert "step 2 · epochs 0 to 1 · positions 8 to 11 · 4 rows" in printed(seen)
-    with pytest.raises(ValueError, match="step 5 lies behind the end"):
+    with pytest.raises(ValueError, match="step 5 is out of range"):
         peek(loader, 5, picture=tmp_path / "a.png")
     with pytest.raises(ValueError, match="rows must be an int of at least 0, got -1"):
         peek(loader, 0, picture=tmp_path / "a.png", rows=-1)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from loader.records.integers import checked_int
+
 
 @dataclasses.dataclass(frozen=True)
 class Threads:
@@ -14,8 +16,7 @@ class Threads:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if type(self.count) is not int or self.count < 0:
-            raise ValueError(f"Threads: count must be an int of at least 0, got {self.count!r}")
+        checked_int("Threads: count", self.count, 0)
 
     @property
     def helpers(self) -> int:
