@@ -159,7 +159,7 @@ def test_resolve_takes_axes_and_mode_or_both_in_one():
     for arguments in incomplete:
         with pytest.raises(ValueError, match="give axes and mode"):
             manager.resolve(**arguments)
-    with pytest.raises(ValueError, match="pass shape"):
+    with pytest.raises(ValueError, match="shape should be provided"):
         manager.resolve([ax.BATCH], 1)
     with pytest.raises(TypeError, match="Expected PartitionAxis"):
         PartitionManager("dp")  # pyright: ignore[reportArgumentType]
