@@ -119,7 +119,7 @@ def test_what_is_wrong_with_a_state_is_said_in_one_line(tmp_path: Path):
         "changed.json": (document.replace('"step": 5', '"step": 6'), "its checksum does not match"),
         "cut.json": (document[:50], "is no JSON"),
         "list.json": ("[]", "must be a dict"),
-        "newer.json": ('{"version": 2, "place": 7}', "has version 2, this loader reads version 1"),
+        "newer.json": ('{"version": 3, "place": 7}', "has version 3, this loader reads version 2"),
     }
     for name, (text, why) in wrong.items():
         (bad / name).write_text(text)
@@ -148,7 +148,7 @@ def test_a_state_in_words_says_where_the_loader_is():
     assert words["origin"] == "step 0, position 0: steps are counted from the start"
     assert words["fingerprint data.length"].endswith(": how many records there are")
     assert "fingerprint order.seed" in words
-    assert words["document"].startswith("version 1, whole")
+    assert words["document"].startswith("version 2, whole")
     resumed = at_step(0, batch_size=3)
     resumed.set_state(at_step(5).get_state())
     words = dict(state_in_words(resumed.get_state()))
