@@ -423,7 +423,7 @@ def test_close_and_forgetting_leave_no_thread():
     assert gone() is None
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=10)
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_exit_in_the_middle_of_iteration_is_silent():

@@ -11,7 +11,7 @@ from loader.records.spec import with_mask
 
 
 class PadBatcher(BatcherModule):
-    """Fills missing rows with zeros, adds `valid_mask`; a record that is not a dict becomes `data`."""
+    """Fills missing rows with zeros and adds `valid_mask`. Bare records become the leaf `data`."""
 
     thread_safe: ClassVar[bool] = True
 

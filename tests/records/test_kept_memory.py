@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -17,9 +16,8 @@ LARGE = 2**22
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_pieces", [bytearray()] * 8)
-    yield
 
 
 def rows(count: int = LARGE // 4096, value: int = 0) -> np.ndarray:

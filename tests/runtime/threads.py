@@ -21,6 +21,8 @@ def all_threads_end() -> None:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
+    gc.collect()  # loaders of other tests
+    all_threads_end()
     yield
     gc.collect()
     all_threads_end()
