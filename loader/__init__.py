@@ -11,7 +11,6 @@ from loader.batchers import BatcherModule as BatcherModule
 from loader.batchers import DefaultBatcher as DefaultBatcher
 from loader.batchers import PadBatcher as PadBatcher
 from loader.data_loader import DataLoader as DataLoader
-from loader.data_loader import Epoch as Epoch
 from loader.modules.iterator import CheckpointableIteratorModule as CheckpointableIteratorModule
 from loader.modules.module import IterationCount as IterationCount
 from loader.modules.module import LoaderModule as LoaderModule
@@ -26,6 +25,7 @@ from loader.partition import PartitionAxis as PartitionAxis
 from loader.partition import PartitionManager as PartitionManager
 from loader.records.errors import RowError as RowError
 from loader.runtime.device_prefetcher import DevicePrefetcher as DevicePrefetcher
+from loader.runtime.epochs import Epoch as Epoch
 from loader.runtime.workers.threads import Threads as Threads
 from loader.sharding.mesh_sharder import MeshSharder as MeshSharder
 from loader.sharding.sharder_module import AxisName as AxisName

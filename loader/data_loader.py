@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import jax
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -22,9 +21,8 @@ from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import LoaderModuleConfig
 from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan, Remainder
-from loader.records.integers import checked_int
 from loader.records.jax_settings import x64_enabled
-from loader.records.spec import Spec
+from loader.runtime.epochs import Epoch, epochs_of
 from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
@@ -32,9 +30,9 @@ from loader.runtime.placing import Place
 from loader.runtime.stage_checks import refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.threads import Threads
-from loader.sharding.device_operators import OperatedPlacement
-from loader.sharding.mesh_sharder import MeshSharder, placement_on_default_device
-from loader.sharding.placement import BatchPlacement, Placement
+from loader.sharding.device_operators import placement_of_batches
+from loader.sharding.mesh_sharder import MeshSharder
+from loader.sharding.placement import Placement
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
 from loader.sources.reading import knows_spec
@@ -134,21 +132,12 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
             yield self._deliver(placed=False)  # unnamed, so that it is freed when dropped there
         self._finish()
 
-    def by_epoch(self) -> Iterator["Epoch"]:
+    def by_epoch(self) -> Iterator[Epoch]:
         """The epochs from where the loader is: each an iterable of its batches.
 
         An epoch that is left early is not skipped: what remains of it comes next.
         """
-        iter(self)
-        while not self._at_end():
-            step = self._cursor.step
-            epoch = Epoch(self, self.plan.epoch(step), step, self.plan.epoch_end(step))
-            yield epoch
-            if self._cursor.step == step:
-                raise RuntimeError(
-                    f"no batch of epoch {epoch.index} was taken, so the next epoch cannot begin: "
-                    "iterate over it, or skip it with loader.seek(epoch.end_step)"
-                )
+        yield from epochs_of(iter(self))
         self._finish()
 
     def start(self) -> None:
@@ -179,8 +168,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
             return cursor.line
         placement = self._placement() if placed or self.sharder is not None else None
         self.close()
-        if placed:
-            self._agree()
+        if placed and not self._agreed and jax.process_count() > 1:
+            agree_on_start(self._fingerprint.digests, self.plan, self.microbatches, cursor.step)
+            self._agreed = True
         rows = None if placement is None else placement.rows
         cursor.placed = placed
         cursor.line = Line(
@@ -200,13 +190,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         batch = self._placement().finish(made.batch)
         made.times_ns["dispatch"] = time.perf_counter_ns() - began
         return batch
-
-    def _agree(self) -> None:
-        """On several processes, before the first batch: all must be about to do the same."""
-        if self._agreed or jax.process_count() == 1:
-            return
-        agree_on_start(self._fingerprint.digests, self.plan, self.microbatches, self._cursor.step)
-        self._agreed = True
 
     def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
         """Check that processes which hold the same part of a batch hold the same bytes.
@@ -248,6 +231,11 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     # Batches by number
 
     @property
+    def step(self) -> int:
+        """The step of the next batch: how many were delivered, if the run began at 0."""
+        return self._cursor.step
+
+    @property
     def plan(self) -> Plan:
         """The arithmetic from steps to positions."""
         return self.pipeline.plan
@@ -263,7 +251,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         return self.plan.steps_per_epoch
 
     def __len__(self) -> int:
-        end = self._fresh_plan().end
+        end = self.plan.fresh().end
         if end is None:
             raise TypeError("a loader with epochs=None and no steps=... has no length")
         return end
@@ -277,25 +265,21 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
 
     def batch_at(self, step: int) -> dict[str, Any]:
         """The batch of any step, wherever the loader is; it does not move."""
-        step = self._checked_step(step, after_the_end=0)
+        step = self.plan.checked_step(step)
         placement = self._placement()
         place = Place(self.pipeline, placement)
         return self._finished(place(self.pipeline.make(step, placement.rows)))
 
     def host_batch_at(self, step: int) -> Any:
         """The numpy batch of any step, all of its rows, before any device operator."""
-        return self.pipeline.batch(self._checked_step(step, after_the_end=0))
+        return self.pipeline.batch(self.plan.checked_step(step))
 
     def host_epoch(self) -> Iterator[Any]:
         """Numpy batches of the first epoch, each record once and no padding; it does not move.
 
         All rows on every process, whatever remainder, epochs and steps say of training.
         """
-        plan = Plan(self.plan.num_records, self.plan.batch_size)
-        pipeline = self.pipeline.replaced(plan=plan)
-        for step in range(plan.steps_per_epoch):
-            start, stop = plan.span(step)
-            yield pipeline.batch(step, np.arange(stop - start))
+        return self.pipeline.epoch()
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
@@ -310,18 +294,12 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def _placement(self) -> Placement:
         x64 = x64_enabled()
         if x64 not in self._placements:
-            batch_size, microbatches = self.plan.batch_size, self.microbatches
-
-            def place(spec: Spec) -> BatchPlacement:
-                if self.sharder is None:
-                    return placement_on_default_device(spec, batch_size, microbatches)
-                return self.sharder.placement(spec, batch_size, microbatches)
-
-            spec, operators = self.pipeline.batch_spec(), self._device_transforms
-            self._placements[x64] = (
-                OperatedPlacement(operators, spec, batch_size, microbatches, place)
-                if operators
-                else place(spec)
+            self._placements[x64] = placement_of_batches(
+                self.sharder,
+                self.pipeline.batch_spec(),
+                self._device_transforms,
+                self.plan.batch_size,
+                self.microbatches,
             )
         return self._placements[x64]
 
@@ -329,11 +307,11 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
 
     def seek(self, step: int) -> None:
         """Go to a step: its batch comes next."""
-        self._move(self.plan, self._checked_step(step, after_the_end=1))
+        self._move(self.plan, self.plan.checked_step(step, after_the_end=1))
 
     def reset(self) -> None:
         """Go back to the start of a fresh run."""
-        self._move(self._fresh_plan(), 0)
+        self._move(self.plan.fresh(), 0)
 
     def _move(self, plan: Plan, step: int) -> None:
         self.close()
@@ -343,25 +321,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         self._cursor = _Cursor(step=step)
         super().reset()
         if step > 0:
-            position = plan.position(step)
-            last = max(position - 1, 0) if step == plan.origin_step else plan.span(step - 1)[0]
-            self.epoch.set_value(last // plan.num_records)
-            self.position.set_value(position)
+            self.epoch.set_value(plan.epoch_before(step))
+            self.position.set_value(plan.position(step))
             self.idx.set_value(step - 1)
-
-    def _fresh_plan(self) -> Plan:
-        return dataclasses.replace(self.plan, origin_step=0, origin_position=0)
-
-    def _checked_step(self, step: Any, after_the_end: int) -> int:
-        number = checked_int("a step", step, 0)
-        end = self.plan.end
-        if end is not None and number >= end + after_the_end:
-            raise ValueError(
-                f"step {step} is out of range: this run has {end} steps (0 to {end - 1})"
-            )
-        if number < self.plan.origin_step:
-            self.plan.span(number)  # raises, and says why
-        return number
 
     # State
 
@@ -385,14 +347,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         """
         check_document(state)
         self._fingerprint.refuse_differences(state["fingerprint"], allow_changes)
-        step, position = state["step"], state["position"]
-        kept, moved = (
-            dataclasses.replace(self.plan, origin_step=at[0], origin_position=at[1])
-            for at in (state["origin"], (step, position))
-        )
-        same = (state["batch_size"], state["remainder"]) == (kept.batch_size, kept.remainder)
-        same = same and step >= kept.origin_step and kept.position(step) == position
-        self._move(kept if same else moved, step)
+        self._move(self.plan.resumed(state), state["step"])
 
     # Lifecycle
 
@@ -430,26 +385,3 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
             old = self.pipeline
             new._arrange(old.source, old.order, old.plan, old.microbatches)
         return new
-
-    def __copy__(self) -> Self:
-        return self.clone()
-
-    def __deepcopy__(self, memo: Any = None) -> Self:
-        return self.clone()
-
-
-@dataclasses.dataclass(frozen=True)
-class Epoch:
-    """The batches of one epoch that are still to come: steps `first_step` up to `end_step`."""
-
-    loader: DataLoader
-    index: int
-    first_step: int
-    end_step: int
-
-    def __len__(self) -> int:
-        return self.end_step - self.first_step
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while self.first_step <= self.loader._cursor.step < self.end_step:
-            yield next(self.loader)

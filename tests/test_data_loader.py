@@ -415,7 +415,7 @@ def test_close_and_forgetting_leave_no_thread():
     before = set(threading.enumerate())
     with DataLoader(unlike_records(97), batch_size=4, workers=Threads(3)) as loader:
         next(loader)
-        assert set(threading.enumerate()) > before
+        assert set(threading.enumerate()) - before
     loader.close()
     assert ids(next(loader)) == [4, 5, 6, 7]  # a closed loader goes on when asked
     gone = weakref.ref(loader)

@@ -179,6 +179,12 @@ class LoaderModule(nnx.Module):
         new._held_cache = _Held(None if self._cache is None else dict(self._cache))
         return new
 
+    def __copy__(self) -> Self:
+        return self.clone()
+
+    def __deepcopy__(self, memo: Any = None) -> Self:
+        return self.clone()
+
     # State
 
     def get_state(self) -> dict[str, Any]:

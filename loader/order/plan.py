@@ -7,7 +7,8 @@ fresh run, elsewhere after a restore under another batch size.
 
 import dataclasses
 import functools
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from loader.records.integers import checked_int
 
@@ -93,6 +94,42 @@ class Plan:
     def position(self, step: int) -> int:
         """How far the first `step` batches have come: where the next record is looked for."""
         return self.origin_position if step == self.origin_step else self.span(step - 1)[1]
+
+    def epoch_before(self, step: int) -> int:
+        """The epoch of the last batch before this step."""
+        if step > self.origin_step:
+            return self.epoch(step - 1)
+        return max(self.origin_position - 1, 0) // self.num_records
+
+    def fresh(self) -> "Plan":
+        """The plan of a run from its start."""
+        return dataclasses.replace(self, origin_step=0, origin_position=0)
+
+    def resumed(self, state: Mapping[str, Any]) -> "Plan":
+        """The plan that goes on from a state document.
+
+        Steps are counted from the document's origin if they then come to its position; else (the
+        batch size or the remainder has changed) from where the document was saved.
+        """
+        step, position = state["step"], state["position"]
+        kept, moved = (
+            dataclasses.replace(self, origin_step=at[0], origin_position=at[1])
+            for at in (state["origin"], (step, position))
+        )
+        same = (state["batch_size"], state["remainder"]) == (self.batch_size, self.remainder)
+        same = same and step >= kept.origin_step and kept.position(step) == position
+        return kept if same else moved
+
+    def checked_step(self, step: Any, after_the_end: int = 0) -> int:
+        """A step that a user gave, if the run has it; `after_the_end` allows so many more."""
+        number = checked_int("a step", step, 0)
+        if self.end is not None and number >= self.end + after_the_end:
+            raise ValueError(
+                f"step {step} is out of range: this run has {self.end} steps (0 to {self.end - 1})"
+            )
+        if number < self.origin_step:
+            self.span(number)  # raises, and says why
+        return number
 
     def epoch(self, step: int) -> int:
         """The epoch in which the batch of this step begins."""

@@ -6,7 +6,7 @@ the same answer. The pipeline pickles.
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -101,6 +101,14 @@ class HostPipeline:
     def batch(self, step: int, rows: Int64s | None = None) -> Any:
         """The batch of this step: all of its rows, or those asked for, in that order."""
         return self.make(step, rows).batch
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of one epoch, each record once and no padding."""
+        plan = Plan(self.plan.num_records, self.plan.batch_size)
+        pipeline = self.replaced(plan=plan)
+        for step in range(plan.steps_per_epoch):
+            start, stop = plan.span(step)
+            yield pipeline.batch(step, np.arange(stop - start))
 
     def make(self, step: int, rows: Int64s | None = None) -> Made:
         """The batch of this step, with its numbers."""

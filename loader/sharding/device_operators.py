@@ -25,7 +25,9 @@ from loader.records.spec import (
     spec_of,
     without_rows,
 )
-from loader.sharding.placement import BatchPlacement
+from loader.sharding.mesh_sharder import placement_on_default_device
+from loader.sharding.placement import BatchPlacement, Placement
+from loader.sharding.sharder_module import SharderModule
 from loader.transforms.bound_transform import BoundTransform
 from loader.transforms.transform import SpecUnknown, call, checked_rows, draws_of, spec_after
 
@@ -161,3 +163,25 @@ def _sharding_by_compiler(
 ) -> Callable[..., Any]:
     """The function, with axes that JAX would have us reason about left to the compiler."""
     return jax.sharding.auto_axes(function, out_sharding=output.shardings)
+
+
+def placement_of_batches(
+    sharder: SharderModule | None,
+    spec: Spec,
+    transforms: Sequence[BoundTransform],
+    batch_size: int,
+    microbatches: int | None,
+) -> Placement:
+    """Where host batches of this spec go, by the sharder or to the default device.
+
+    `transforms` are the device operators.
+    """
+
+    def place(spec: Spec) -> BatchPlacement:
+        if sharder is None:
+            return placement_on_default_device(spec, batch_size, microbatches)
+        return sharder.placement(spec, batch_size, microbatches)
+
+    if not transforms:
+        return place(spec)
+    return OperatedPlacement(transforms, spec, batch_size, microbatches, place)
