@@ -1,26 +1,121 @@
-"""What to turn next: a list of rules, asked in order, each of which may have a proposal.
+"""Which part holds up the rest, and what to turn next.
 
-A proposal that turns `threads` or `prefetch` can be tried at once, since that changes no batch; it
-counts only if it gains. The others are words. The last rule always has something to say.
+Two may work at once: the helper threads (read, operators, batch, place) and the loop (dispatch of
+device operators, arriving, step). The slower one holds up the other, and the largest part of it is
+the bottleneck. Devices take one batch after the other, so several helpers do not place faster.
+
+What to turn is a list of rules, asked in order, each of which may have a proposal. One that turns
+`threads` or `prefetch` can be tried at once, since that changes no batch; it counts only if it
+gains. The others are words. The last rule always has something to say.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
-from loader.command.bench.bottleneck import size
-from loader.command.bench.turns import Case, Proposal, bridge, overlap, share_among_threads
+from loader.command.bench.measuring import HIDDEN, HOST_STAGES, Knobs, Look
+from loader.data_loader import DataLoader
 from loader.order.orders import BlockShuffle, Sequential
 from loader.records.spec import named_leaves
+from loader.records.words import bytes_in_words
 from loader.transforms.functions import PerBatch, PerRecord
 from loader.transforms.transform import Transform, sides
 
+GAIN = 1.1  # what a turn must bring, at least, to be worth it
+_DEEPEST = 32  # batches ahead: each of them is memory of the devices
+_FREE_CORES = 0.5
 _MUCH_PADDING = 0.2  # of the rows
 _MANY_BYTES = 1e6  # of a batch: with fewer, it is not the bytes that take long
 
 
+def bottleneck(look: Look, *, device_operators: bool) -> str:
+    """The part that holds up the rest: "step", a stage, or "overhead" if it is in no stage."""
+    if look.step_ms is not None and look.waiting_share < HIDDEN:
+        return "step"
+    dispatch, place = look.stages_ms["dispatch"], look.stages_ms["place"]
+    waiting, making = look.waiting_ms - dispatch, look.making_ms()
+    if dispatch + look.arriving_ms > waiting and look.loop_ms > making:
+        return "dispatch" if device_operators else "place"
+    # With prefetch, batches are made all the time; without, while the loop waits.
+    ahead = look.knobs.prefetch and waiting < making
+    if not look.in_bursts and making < 0.5 * (look.lap_ms if ahead else waiting):
+        return "overhead"
+    host = {stage: look.stages_ms[stage] for stage in HOST_STAGES}
+    if look.knobs.helpers <= 1:
+        host["place"] = place
+    elif place > sum(host.values()) / look.knobs.helpers:
+        return "place"
+    return max(host, key=host.__getitem__)
+
+
+def reason(look: Look, part: str) -> str:
+    """Why this part is the bottleneck, in a sentence."""
+    making, step = look.making_ms(), look.step_ms
+    paced = "without a step the input sets the pace"
+    if step is not None:
+        paced = f"the loop waits {look.waiting_share:.0%} of the time; its step takes {_ms(step)}"
+    if part == "step":
+        alone = look.rows_per_batch * 1e3 / max(making, look.loop_ms - (step or 0.0), 1e-6)
+        return (
+            f"{paced}, and the input is hidden behind it: the loader could give about {alone:,.0f} "
+            "rows/s on its own"
+        )
+    if look.in_bursts:
+        return (
+            f"{paced}, and making a batch {_ms(making)} on the average, which would do; but some "
+            f"take much longer: the longest wait was {_ms(look.longest_waiting_ms)}"
+        )
+    if part == "overhead":
+        return (
+            f"{paced}; of {_ms(look.lap_ms)} for a batch the stages take {_ms(making)}, the rest "
+            "goes into its order and into handing it over"
+        )
+    on_device = look.stages_ms["dispatch"] + look.arriving_ms
+    if part == "dispatch":
+        return f"{paced}; the loop spends {_ms(on_device)} of a batch on device operators"
+    if part == "place" and look.arriving_ms > look.stages_ms["place"]:
+        return f"{paced}; the loop waits {_ms(on_device)} for a batch to arrive on its devices"
+    total = sum(look.stages_ms[stage] for stage in (*HOST_STAGES, "place"))
+    threads = f" (added over {look.knobs.helpers} threads)" if look.knobs.helpers > 1 else ""
+    return (
+        f"{paced}; of {_ms(total)} in which a batch is made{threads}, {_ms(look.stages_ms[part])} "
+        f"are for {part}"
+    )
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.1f} ms" if ms >= 1 else f"{ms:.2g} ms"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What the rules look at."""
+
+    look: Look
+    loader: DataLoader
+    bottleneck: str
+    operators_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def slow_operator(self) -> str | None:
+        return max(self.operators_ms, key=self.operators_ms.__getitem__, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """What could be turned, and why that should help; with `knobs`, to be tried."""
+
+    words: str
+    knobs: Knobs | None = None
+
+
 def proposals(case: Case) -> Iterator[Proposal]:
     """What the rules propose, the best first."""
-    for rule in RULES:
+    if case.bottleneck == "step":
+        nothing = "nothing in the loader is worth turning: only a faster step gives more rows/s"
+        yield Proposal(padding(case) or nothing)
+        return
+    for rule in _RULES:
         if (proposal := rule(case)) is not None:
             yield proposal
 
@@ -43,28 +138,54 @@ def padding(case: Case) -> str | None:
     return f"{share:.0%} of the rows are padding at the end of an epoch: take {fitting}"
 
 
-def _padded_step(case: Case) -> Proposal | None:
-    words = padding(case) if case.bottleneck == "step" else None
-    return None if words is None else Proposal(words)
-
-
-def _nothing(case: Case) -> Proposal | None:
-    if case.bottleneck != "step":
+def _overlap(case: Case) -> Proposal | None:
+    look = case.look
+    hidden = min(look.lap_ms - look.loop_ms, look.loop_ms) / look.lap_ms
+    if look.knobs.prefetch or hidden < HIDDEN:
         return None
-    return Proposal("nothing in the loader is worth turning: only a faster step gives more rows/s")
+    return Proposal(
+        "without prefetch the loop makes each batch itself, and nothing overlaps",
+        dataclasses.replace(look.knobs, prefetch=2),
+    )
+
+
+def _bridge(case: Case) -> Proposal | None:
+    look = case.look
+    more = math.ceil(look.longest_waiting_ms / max(look.loop_ms, 1e-3))
+    depth = min(_DEEPEST, look.knobs.prefetch + more)
+    if not look.in_bursts or depth <= look.knobs.prefetch:
+        return None
+    more_bytes = bytes_in_words((depth - look.knobs.prefetch) * look.bytes_per_batch)
+    return Proposal(
+        f"more batches ahead bridge the slow ones, for {more_bytes} more on the devices",
+        dataclasses.replace(look.knobs, prefetch=depth),
+    )
 
 
 def _whole_chunks(case: Case) -> Proposal | None:
-    work = case.loader.pipeline
-    block = getattr(work.source, "block_size", 1)
+    pipeline = case.loader.pipeline
+    block = getattr(pipeline.source, "block_size", 1)
     if case.bottleneck != "read" or not 1 < block < case.loader.plan.num_records:
         return None
-    if isinstance(work.order, BlockShuffle | Sequential):
+    if isinstance(pipeline.order, BlockShuffle | Sequential):
         return None
     return Proposal(
-        f"the source reads {block} records at once, and {type(work.order).__name__} jumps between "
-        f"them: BlockShuffle(seed, block_size={block}, window=16) uses up what was read (another "
-        "order of the records, so for a run that begins)"
+        f"the source reads {block} records at once, and {type(pipeline.order).__name__} jumps "
+        f"between them: BlockShuffle(seed, block_size={block}, window=16) uses up what was read "
+        "(another order of the records, so for a run that begins)"
+    )
+
+
+def _more_threads(case: Case) -> Proposal | None:
+    look, threads = case.look, 2 * case.look.knobs.helpers
+    if case.bottleneck not in (*HOST_STAGES, "place") or look.cores - look.busy_cores < _FREE_CORES:
+        return None
+    if not threads or look.lap_ms < GAIN * max(look.making_ms(threads), look.loop_ms):
+        return None
+    return Proposal(
+        f"{look.busy_cores:.1f} of {look.cores} cores are busy, so batches can be made side by "
+        "side",
+        dataclasses.replace(look.knobs, threads=threads),
     )
 
 
@@ -81,7 +202,7 @@ def _onto_the_device(case: Case) -> Proposal | None:
 
 
 def _fits_a_device(transform: Transform) -> bool:
-    # Of a function, only who wrote it knows whether it would do in jit.
+    # Of a function, only its author knows whether it would do in jit.
     return "device" in sides(transform) and not isinstance(transform, PerBatch | PerRecord)
 
 
@@ -93,14 +214,13 @@ def _back_to_the_host(case: Case) -> Proposal | None:
 
 
 def _fewer_bytes(case: Case) -> Proposal | None:
-    if case.bottleneck != "place":
-        return None
     leaves = named_leaves(case.loader.pipeline.batch_spec())
     name, leaf = max(leaves, key=lambda item: item[1].dtype.itemsize * math.prod(item[1].shape))
-    if leaf.dtype.itemsize == 1 or case.look.bytes_per_batch < _MANY_BYTES:
+    many = case.look.bytes_per_batch >= _MANY_BYTES
+    if case.bottleneck != "place" or leaf.dtype.itemsize == 1 or not many:
         return None
     return Proposal(
-        f"{size(case.look.bytes_per_batch)} go onto the devices with each batch, most of "
+        f"{bytes_in_words(case.look.bytes_per_batch)} go onto the devices with each batch, most of "
         f"them leaf {name!r} ({leaf.dtype}{list(leaf.shape)}): send it in a smaller dtype, such as "
         'uint8, and cast or normalise it with on = "device"'
     )
@@ -121,13 +241,11 @@ def _last_word(case: Case) -> Proposal:
     return Proposal(words[case.bottleneck])
 
 
-RULES: tuple[Callable[[Case], Proposal | None], ...] = (
-    _padded_step,
-    _nothing,
-    overlap,
-    bridge,
+_RULES = (
+    _overlap,
+    _bridge,
     _whole_chunks,
-    share_among_threads,
+    _more_threads,
     _onto_the_device,
     _back_to_the_host,
     _fewer_bytes,

@@ -1,17 +1,31 @@
-"""The verdict on a loader: how fast, where the time goes, and the one knob to turn next."""
+"""`gristmill bench`: run a loader, and name what holds it up and the one knob to turn next.
+
+The loader runs in a loop for half of the time. What it shows decides which part is the bottleneck
+and what could be turned. If that is `threads` or `prefetch`, it is tried: a loader with the knob
+turned and one without take turns for the other half, and the turn counts if it gains a tenth, and
+each time. If not, the verdict says so and goes on to the next proposal, which may take half of the
+time again.
+"""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loader.command.bench.bottleneck import HOST_STAGES, Look, size
-from loader.command.bench.turns import GAIN
+from loader.command.bench.advice import GAIN, Case, Proposal, bottleneck, padding, proposals, reason
+from loader.command.bench.measuring import HOST_STAGES, Knobs, Look, Loop, Step, operators_ms
+from loader.data_loader import DataLoader
+from loader.records.words import bytes_in_words
 
 _BAR_WIDTH = 16
+_FEW_BATCHES = 10
+_FIGURES = (
+    *("rows_per_s", "bytes_per_s", "batches", "waiting_ms", "arriving_ms", "step_ms"),
+    *("waiting_share", "queue_depth", "masked_share", "cores", "busy_cores"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,39 +68,24 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        look = self.look
         return {
-            "rows_per_s": look.rows_per_s,
-            "bytes_per_s": look.bytes_per_s,
+            **{name: getattr(self.look, name) for name in _FIGURES},
+            "stages_ms": dict(self.look.stages_ms),
+            "knobs": dataclasses.asdict(self.look.knobs),
             "bottleneck": self.bottleneck,
             "reason": self.reason,
             "knob": self.knob,
             "advice": self.advice,
             "tried": [trial.to_json() for trial in self.tried],
             "notes": list(self.notes),
-            "knobs": dataclasses.asdict(look.knobs),
-            "batches": look.batches,
-            "stages_ms": dict(look.stages_ms),
-            "waiting_ms": look.waiting_ms,
-            "arriving_ms": look.arriving_ms,
-            "step_ms": look.step_ms,
-            "waiting_share": look.waiting_share,
-            "queue_depth": look.queue_depth,
-            "masked_share": look.masked_share,
-            "cores": look.cores,
-            "busy_cores": look.busy_cores,
         }
 
     def show(self, console: Console) -> None:
         """Print the verdict for a person."""
         look = self.look
-        console.print(
-            Text.assemble(
-                (f"{look.rows_per_s:,.0f} rows/s", "bold"),
-                f", {size(look.bytes_per_s)}/s over {look.batches} batches, with threads = "
-                f"{look.knobs.threads} and prefetch = {look.knobs.prefetch}",
-            )
-        )
+        means = f"threads = {max(1, look.knobs.threads)} and prefetch = {look.knobs.prefetch}"
+        pace = f", {bytes_in_words(look.bytes_per_s)}/s over {look.batches} batches, with {means}"
+        console.print(Text.assemble((f"{look.rows_per_s:,.0f} rows/s", "bold"), pace))
         console.print()
         console.print(self._times())
         console.print()
@@ -126,17 +125,96 @@ class Verdict:
 
 def _where_the_time_goes(look: Look) -> Iterator[tuple[str, str, float, float]]:
     """Who does what, in ms per batch, and for which part of the time."""
-    lap_ms, threads = max(look.lap_ms, 1e-6), look.knobs.threads
+    lap_ms, helpers = max(look.lap_ms, 1e-6), look.knobs.helpers
     loop = {"waits for a batch": look.waiting_ms, "waits until it arrives": look.arriving_ms}
     for what, ms in {**loop, "step": look.step_ms}.items():
         if ms is not None:
             yield "the loop", what, ms, ms / lap_ms
-    placer = "prefetch thread" if look.knobs.prefetch else "in these waits"
-    maker = {0: placer, 1: "1 thread"}.get(threads, f"each of {threads} threads")
-    for stage in HOST_STAGES:
-        ms = look.stages_ms[stage] / max(1, threads)
+    waits = "in these waits"
+    maker = {0: waits, 1: "the helper thread"}.get(helpers, f"each of {helpers} threads")
+    for stage in (*HOST_STAGES, "place"):
+        ms = look.stages_ms[stage] / max(1, helpers)
         yield maker, stage, ms, ms / lap_ms
-    yield placer, "place", look.stages_ms["place"], look.stages_ms["place"] / lap_ms
-    if look.stages_ms["dispatch"]:
-        dispatch = look.stages_ms["dispatch"]
-        yield "in these waits", "dispatch", dispatch, dispatch / lap_ms
+    if dispatch := look.stages_ms["dispatch"]:
+        yield waits, "dispatch", dispatch, dispatch / lap_ms
+
+
+def bench(
+    build: Callable[[Knobs], DataLoader],
+    knobs: Knobs,
+    *,
+    seconds: float,
+    step: Step | None = None,
+    cores: int | None = None,
+) -> Verdict:
+    """The verdict on the loader that `build` makes with these knobs.
+
+    `step` is what training does with a batch; without one, the loop only waits for batches to be on
+    their devices. `cores` are those that may be used, by default all that this process has.
+    """
+    if not seconds > 0:
+        raise ValueError(f"seconds must be more than 0, got {seconds!r}: 5 is a good number")
+    with build(knobs) as loader:
+        loop = Loop(loader, knobs, step)
+        look = loop.run(seconds / 2, cores)
+        on_device = any(operator.on == "device" for operator in loader.operators)
+        part = bottleneck(look, device_operators=on_device)
+        case = Case(look, loader, part, operators_ms(loader) if part == "operators" else {})
+        tried: list[Trial] = []
+        for proposal in proposals(case):
+            if proposal.knobs is not None:
+                tried.append(_try(proposal.knobs, build, loop, seconds / 2))
+            if proposal.knobs is None or tried[-1].gained:
+                return _verdict(case, proposal, tried)
+    raise AssertionError("the last rule always proposes something")
+
+
+def _try(knobs: Knobs, build: Callable[[Knobs], DataLoader], loop: Loop, seconds: float) -> Trial:
+    """What the loader gives with these knobs and as it is: by turns, for the machine may change."""
+    with build(knobs) as loader:
+        turned = Loop(loader, knobs, loop.step)
+        first, *after, last = [own.run(seconds / 4) for own in (loop, turned, turned, loop)]
+    before = [first, last]
+    threads = f"threads = {knobs.threads}"
+    return Trial(
+        threads if knobs.threads != loop.knobs.threads else f"prefetch = {knobs.prefetch}",
+        _rows_per_s(before),
+        _rows_per_s(after),
+        each_time=min(a.rows_per_s for a in after) > max(b.rows_per_s for b in before),
+    )
+
+
+def _rows_per_s(looks: Sequence[Look]) -> float:
+    """What the loop got through in all of these stretches."""
+    seconds = [look.batches * look.lap_ms for look in looks]
+    rows = sum(look.rows_per_s * own for look, own in zip(looks, seconds, strict=True))
+    return rows / max(sum(seconds), 1e-9)
+
+
+def _verdict(case: Case, proposal: Proposal, tried: list[Trial]) -> Verdict:
+    return Verdict(
+        look=case.look,
+        bottleneck=case.bottleneck,
+        reason=reason(case.look, case.bottleneck),
+        knob=None if proposal.knobs is None else tried[-1].line,
+        advice=proposal.words,
+        tried=tuple(tried),
+        notes=tuple(note for note in _notes(case) if note != proposal.words),
+    )
+
+
+def _notes(case: Case) -> Iterator[str]:
+    look, end = case.look, case.loader.plan.end
+    if (words := padding(case)) is not None:
+        yield words
+    if len(case.operators_ms) > 1:
+        times = ", ".join(f"{label} {ms:,.1f}" for label, ms in case.operators_ms.items())
+        yield f"operators on their own, in ms per batch: {times}"
+    if look.step_ms is None:
+        yield "no step: the fastest the input can go"
+        if look.knobs.prefetch == 0:
+            yield "prefetch = 0: in training, prefetch = 2 would hide input behind the step"
+    if end is not None and end <= max(1, look.knobs.helpers):
+        yield f"the run has {end} batch(es), all at its start: what is timed is starting it again"
+    elif look.batches < _FEW_BATCHES:
+        yield f"only {look.batches} batches were counted: give it more seconds"

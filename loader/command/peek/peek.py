@@ -2,6 +2,8 @@
 
 What is shown is the batch that the training step gets, with the device operators applied. Only a
 batch with leaves that no device can hold, such as texts, is shown as the host has it, and says so.
+Ranges are those of real rows: padding would pull every range to zero. Least, most and mean are of
+finite values; NaN and infinities are counted beside them.
 """
 
 import dataclasses
@@ -12,17 +14,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from loader.command.peek.leaf_facts import LeafFacts, facts_of
-from loader.command.peek.marked_text import visible
 from loader.command.peek.pictures import Sheet, draw_sheet
-from loader.command.peek.printed import leaf_table, packing_line, print_text, ranges, sheet_lines
-from loader.command.peek.texts import Packing, TextLeaf, packings_of, texts_of
+from loader.command.peek.texts import TextLeaf, packings_of, print_text, texts_of, visible
 from loader.data_loader import DataLoader
 from loader.records.narrowing import device_dtype
-from loader.records.spec import VALID_MASK, named_leaves, spec_of
+from loader.records.spec import VALID_MASK, is_text, named_leaves, spec_of
+from loader.records.words import ranges_in_words
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafFacts:
+    """Of texts and of arrays that differ in length, `least`, `most` and `mean` are of lengths.
+
+    They are None where there is nothing to count, as of keys of random numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: str | None
+    least: float | int | None = None
+    most: float | int | None = None
+    mean: float | None = None
+    nan: int = 0
+    inf: int = 0
+    of_lengths: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        least, most = named.pop("least"), named.pop("most")
+        return {**named, "shape": list(self.shape), "min": least, "max": most}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +63,7 @@ class Peek:
     note: str
     leaves: tuple[LeafFacts, ...]
     sheet: Sheet | None
-    packings: tuple[Packing, ...]
+    packings: tuple[dict[str, Any], ...]
     texts: tuple[TextLeaf, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +77,7 @@ class Peek:
             "note": self.note,
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "picture": None if self.sheet is None else self.sheet.to_json(),
-            "packing": [packing.to_json() for packing in self.packings],
+            "packing": list(self.packings),
             "texts": [text.to_json() for text in self.texts],
         }
 
@@ -71,7 +97,7 @@ class Peek:
     def _head(self) -> Text:
         first, last = self.epochs
         epoch = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-        which = f"row{'s' * (len(self.masked) > 1)} {ranges(self.masked)}"
+        which = f"row{'s' * (len(self.masked) > 1)} {ranges_in_words(self.masked)}"
         masked = f", {len(self.masked)} of them padding ({which})"
         rows = f"{self.rows} row{'s' * (self.rows > 1)}{masked if self.masked else ''}"
         positions = f"positions {self.positions[0]} to {self.positions[1]}"
@@ -157,3 +183,95 @@ def _on_host(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return np.asarray(leaf)
+
+
+def facts_of(name: str, leaf: Any, real: np.ndarray | jax.Array) -> LeafFacts:
+    """Of a leaf as it is in the batch, `real` being those of its rows that are no padding."""
+    sharding = getattr(leaf, "sharding", None)
+    spec = str(sharding.spec) if isinstance(sharding, NamedSharding) else None
+    facts = LeafFacts(name, tuple(np.shape(leaf)), str(real.dtype), spec)
+    if is_text(real.dtype):
+        sizes = [len(value) for value in real.ravel() if hasattr(value, "__len__")]
+        return dataclasses.replace(_counted(facts, np.array(sizes, int)), of_lengths=True)
+    values = _countable(real)
+    return facts if values is None else _counted(facts, values)
+
+
+def _countable(values: Any) -> np.ndarray | None:
+    """The values as numpy can count them: those of bfloat16 and its like as plain floats."""
+    dtype = values.dtype
+    if dtype == np.bool_:
+        return values.astype(np.uint8)
+    if jnp.issubdtype(dtype, np.integer):
+        return values if dtype.kind in "iu" else values.astype(np.int32)
+    if jnp.issubdtype(dtype, np.floating):
+        return values if dtype.kind == "f" else values.astype(np.float32)
+    return None
+
+
+def _counted(facts: LeafFacts, values: np.ndarray) -> LeafFacts:
+    finite = np.isfinite(values)
+    kept = values if finite.all() else values[finite]
+    nan = int(np.isnan(values).sum())
+    inf = values.size - kept.size - nan
+    if not kept.size:
+        return dataclasses.replace(facts, nan=nan, inf=inf)
+    with np.errstate(over="ignore"):
+        mean = float(kept.mean(dtype=np.float64))
+    as_python = float if kept.dtype.kind == "f" else int
+    least, most = as_python(kept.min()), as_python(kept.max())
+    return dataclasses.replace(facts, least=least, most=most, mean=mean, nan=nan, inf=inf)
+
+
+def leaf_table(leaves: Sequence[LeafFacts]) -> Table:
+    """A line for each leaf. Columns that would be empty are left out."""
+    columns = {
+        "leaf": [visible(leaf.name) for leaf in leaves],
+        "shape": [str(leaf.shape) for leaf in leaves],
+        "dtype": [leaf.dtype for leaf in leaves],
+        "sharding": [leaf.sharding or "" for leaf in leaves],
+        "min": [_number(leaf.least) for leaf in leaves],
+        "max": [_number(leaf.most) for leaf in leaves],
+        "mean": [_number(leaf.mean) for leaf in leaves],
+        "": [_remark(leaf) for leaf in leaves],
+    }
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    filled = {head: cells for head, cells in columns.items() if any(cells)}
+    for head in filled:
+        table.add_column(
+            head,
+            justify="right" if head in ("min", "max", "mean") else "left",
+            overflow="fold",
+        )
+    for cells in zip(*filled.values(), strict=True):
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+    return table
+
+
+def _number(value: float | int | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _remark(leaf: LeafFacts) -> Text:
+    counts = {"NaN": leaf.nan, "infinite": leaf.inf}
+    odd = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return Text(odd, "bold red") if odd else Text("lengths" if leaf.of_lengths else "", "dim")
+
+
+def sheet_lines(sheet: Sheet) -> Text:
+    """Where the picture is, and how it was drawn."""
+    notes = [f"\n  {visible(name)}: {note}" for name, note in sheet.notes.items()]
+    drawn = f"{sheet.path}, {sheet.which}"
+    return Text.assemble(("picture ", "bold"), drawn, *notes)
+
+
+def packing_line(packing: dict[str, Any]) -> Text:
+    """How full the packed rows are, and how many segments they have."""
+    padding = packing["padding"]
+    full = "" if padding is None else f"{padding:.1%} of all places are padding, "
+    counts = [count for count in packing["segments"] if count] or [0]
+    least, most = min(counts), max(counts)
+    segments = f"{least} to {most} segments a row" if least < most else f"{most} segments a row"
+    return Text.assemble((f"{visible(packing['leaf'])} ", "bold"), full + segments)

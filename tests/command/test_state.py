@@ -11,11 +11,11 @@ from orbax.checkpoint import v1 as ocp
 from rich.console import Console
 
 from loader import DataLoader, Shuffle
-from loader.command.state_files import read_state
-from loader.command.states import (
+from loader.command.state import (
     diff_states,
     diff_to_json,
     needed_changes,
+    read_state,
     restoring_in_words,
     show_diff,
     show_state,

@@ -19,12 +19,9 @@ import tensorstore as ts
 from rich.console import Console
 
 from loader import BlockShuffle, DataLoader, Sequential, Shuffle, TensorStoreSource, Threads
-from loader.command.bench.advice import proposals
-from loader.command.bench.bench import Knobs, Verdict, bench
-from loader.command.bench.bottleneck import Look, bottleneck
-from loader.command.bench.measuring import Loop
-from loader.command.bench.operator_times import operators_ms
-from loader.command.bench.turns import Case
+from loader.command.bench.advice import Case, bottleneck, proposals
+from loader.command.bench.measuring import Knobs, Look, Loop, operators_ms
+from loader.command.bench.verdict import Verdict, bench
 from operators import Map, Normalize, RandomFlip
 from tests.attempts import in_one_of_several_attempts
 
@@ -200,7 +197,7 @@ def test_a_loader_of_three_batches_is_started_again_and_again():
 def test_a_loader_that_was_left_behind_its_last_batch_starts_again():
     loader = DataLoader({"x": np.arange(8)}, batch_size=8)
     next(loader)  # the last, but it is not told yet that there is no other
-    assert len(Loop(loader, Knobs(0, 2), None).run(0.01).laps) > 1
+    assert Loop(loader, Knobs(0, 2), None).run(0.01).batches > 1
 
 
 def test_what_a_verdict_says_can_be_read_by_programs_and_people():
@@ -253,8 +250,8 @@ def seen(threads: int = 0, prefetch: int = 2, **figures: Any) -> Look:
         (seen(read=1, operators=3, batch=5), "batch"),
         (seen(threads=4, read=20, operators=4, place=9), "place"),  # 6 ms for each of the threads
         (seen(threads=2, read=12, operators=8, place=9), "read"),
-        (seen(threads=2, prefetch=0, read=12, operators=8, place=6), "place"),  # 4 ms are left
-        (seen(threads=2, prefetch=0, read=12, operators=8, place=4), "read"),
+        (seen(threads=2, prefetch=0, read=4, operators=1, place=5), "place"),  # the loop does all
+        (seen(threads=2, prefetch=0, read=5, operators=1, place=4), "read"),
         (seen(read=2, place=1), "overhead"),
         (seen(read=2, place=1, arriving_ms=20), "place"),
         (seen(read=9, dispatch=1, arriving_ms=0.5, step_ms=1), "read"),

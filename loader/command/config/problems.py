@@ -6,18 +6,19 @@ from collections.abc import Iterable, Sequence
 
 #: The line of what was said by `--set`.
 NOT_IN_THE_FILE = 0
+_LONGEST_MESSAGE = 600
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One mistake: the key it is about, in words, and the line it stands in, if it does."""
+    """One mistake: the key it is about, in words, and its line, if it has one."""
 
     line: int | None
     message: str
 
     @property
     def place(self) -> str:
-        """What stands behind the name of the file."""
+        """What follows the name of the file."""
         if self.line is None:
             return ""
         return ", with --set" if self.line == NOT_IN_THE_FILE else f":{self.line}"
@@ -53,3 +54,12 @@ def did_you_mean(words: list[str]) -> str:
 def listed(words: Sequence[str]) -> str:
     """Words as a person would list them."""
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error in one line, with its type where the message needs it."""
+    words = " ".join(str(error).split())
+    if len(words) > _LONGEST_MESSAGE:
+        words = f"{words[:_LONGEST_MESSAGE]} ..."
+    plain = isinstance(error, ValueError | TypeError | OSError | RuntimeError | ImportError)
+    return words if plain and words else f"{type(error).__name__}: {words}".rstrip(": ")

@@ -1,8 +1,8 @@
-"""TOML with the line of every key: `tomllib` reads the values, and forgets where they stood.
+"""TOML with the line of every key: `tomllib` reads the values, and forgets their lines.
 
 A file is a row of statements, each a header or a key with its value, and a value may go on over
 several lines. A statement ends with the first line at which `tomllib` finds it whole, so there is
-no grammar here that could disagree with its own.
+not a second grammar here. What is inside a value has the line in which the statement begins.
 """
 
 import copy
@@ -12,9 +12,9 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loader.command.problems import NOT_IN_THE_FILE, ConfigError, Problem
+from loader.command.config.problems import NOT_IN_THE_FILE, ConfigError, Problem
 
-#: Where a value stands in a document: keys, and numbers in lists.
+#: Where a value is in a document: keys, and numbers in lists.
 Path = tuple[str | int, ...]
 
 _CLOSING = re.compile(r"""[\]}]|\"{3}|'{3}""")
@@ -47,18 +47,17 @@ class Document:
         for change in changes:
             key, equals, text = change.partition("=")
             keys = [part.strip() for part in key.split(".")]
-            if not equals or not all(keys):
-                raise self._cannot_set(change, "write table.key=value")
             try:
+                if not equals or not all(keys):
+                    raise LookupError("write table.key=value")
                 path = _set(tree, keys, _value(text.strip()))
             except (LookupError, ValueError) as error:
-                raise self._cannot_set(change, "there is no such place") from error
+                why = "write table.key=value, for a place that there is"
+                problem = Problem(None, f"cannot set {change!r}: {why}")
+                raise ConfigError(self.name, [problem]) from error
             lines = {p: line for p, line in lines.items() if p[: len(path)] != path}
             lines[path] = NOT_IN_THE_FILE
         return Document(self.name, tree, lines)
-
-    def _cannot_set(self, change: str, why: str) -> ConfigError:
-        return ConfigError(self.name, [Problem(None, f"cannot set {change!r}: {why}")])
 
 
 def _set(node: Any, keys: list[str], value: Any) -> Path:
@@ -82,7 +81,7 @@ def _value(text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
-def read_document(text: str, name: str) -> Document:
+def read_toml(text: str, name: str) -> Document:
     """The document in this text; `name` is what messages call the file."""
     try:
         tree = tomllib.loads(text)
@@ -92,32 +91,38 @@ def read_document(text: str, name: str) -> Document:
         message = f"this is not TOML: {_AT_LINE.sub('', str(error))}"
         raise ConfigError(name, [Problem(line, message)]) from error
     lines: dict[Path, int] = {}
-    for path, line in _lines(text):
-        lines.setdefault(path, line)
+    table: Path = ()
+    sizes: dict[Path, int] = {}  # of arrays of tables, so far
+    for line, statement, parsed in _statements(text):
+        header = statement.lstrip().startswith("[")
+        path = _header_path(parsed, sizes) if header else _key_path(parsed, table)
+        table = path if header else table
+        for end in range(len(path)):
+            lines.setdefault(path[: end + 1], line)
     return Document(name, tree, lines)
 
 
-def _lines(text: str) -> Iterator[tuple[Path, int]]:
-    """Every key of the document with its line; a table may be mentioned several times."""
-    table: Path = ()
-    tables: dict[Path, int] = {}  # arrays of tables, and how many each has so far
-    for line, statement, parsed in _statements(text):
-        header = statement.lstrip().startswith("[")
-        if not header:
-            yield from _within(parsed, table, statement, line)
+def _key_path(node: Any, path: Path) -> Path:
+    """The path of `a.b = ...`: as far as there is one key."""
+    while isinstance(node, dict) and len(node) == 1:
+        ((key, node),) = node.items()
+        path = (*path, key)
+    return path
+
+
+def _header_path(node: Any, sizes: dict[Path, int]) -> Path:
+    """The path of `[a.b]` or `[[a.b]]`, with the places in arrays of tables."""
+    path: Path = ()
+    while node:
+        if isinstance(node, list):
+            sizes[path] = sizes.get(path, 0) + 1
+            path, node = (*path, sizes[path] - 1), node[0]
             continue
-        table = ()
-        node: Any = parsed
-        while node:
-            if isinstance(node, list):
-                tables[table] = tables.get(table, 0) + 1
-                table, node = (*table, tables[table] - 1), node[0]
-                continue
-            ((key, node),) = node.items()
-            table = (*table, key)
-            if table in tables and not isinstance(node, list):
-                table = (*table, tables[table] - 1)  # a table of the last of an array
-        yield from ((table[: end + 1], line) for end in range(len(table)))
+        ((key, node),) = node.items()
+        path = (*path, key)
+        if path in sizes and not isinstance(node, list):
+            path = (*path, sizes[path] - 1)  # a table of the last of an array
+    return path
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -136,23 +141,3 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         if parsed:
             yield first, pending, parsed
         pending = ""
-
-
-def _within(value: Any, path: Path, statement: str, line: int) -> Iterator[tuple[Path, int]]:
-    """The keys within the value of a statement, each looked for behind the one before it."""
-    at = 0
-    for inner, key in _keys(value, path):
-        # A key, bare or in quotes, is followed by a sign of equality or by a dot.
-        found = re.compile(rf"(?<![\w-]){re.escape(key)}[\"']?\s*[=.]").search(statement, at)
-        at = found.end() if found else at
-        yield inner, line + statement[:at].count("\n")
-
-
-def _keys(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield (*path, key), key
-            yield from _keys(item, (*path, key))
-    elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _keys(item, (*path, place))

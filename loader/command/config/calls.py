@@ -1,0 +1,262 @@
+"""A table of a configuration as a call: `kind` names what is called, the other keys are arguments.
+
+What a table may hold is read off the signature of what it names, so that there is one list of
+options, the code's own. Every mistake is noted with its line, and reading goes on, so that all
+mistakes are seen at once. A value that could not be made is `MISSING`.
+
+    kind = "Shuffle"               a kind that is known by name
+    kind = "my_package.data:make"  anything else that can be imported and called
+    parse = { kind = "Msgpack" }   an argument that is made by a call itself
+    fn = { ref = "my_package.data:normalised" }  a function, as it is
+"""
+
+import contextlib
+import importlib
+import inspect
+import re
+import sys
+import sysconfig
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from loader.command.config.problems import (
+    ConfigError,
+    Problem,
+    did_you_mean,
+    listed,
+    nearest,
+    one_line,
+)
+from loader.command.config.toml import Document, Path
+
+MISSING: Any = object()
+# What a text in a file cannot be: these arguments are for programs.
+_FOR_PROGRAMS = ("config", "rngs", "context")
+_IN_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+class Reader:
+    """Makes what the tables of a document describe, and notes what is wrong with them."""
+
+    def __init__(self, document: Document, kinds: Mapping[str, Callable[..., Any]]) -> None:
+        self.document = document
+        self.problems: list[Problem] = []
+        self.parts: list[Any] = []  # whatever was made by a table with a kind
+        self.kinds = kinds
+
+    def note(self, path: Path, message: str) -> Any:
+        """Note a problem with the value at this path; gives `MISSING`."""
+        self.problems.append(Problem(self.document.line(path), message))
+        return MISSING
+
+    def attempt(self, path: Path, make: Callable[[], Any]) -> Any:
+        """What `make` gives; what it raises, also in code that is not ours, is noted."""
+        try:
+            return make()
+        except Exception as error:
+            return self.note(path, one_line(error))
+
+    def table(self, section: str) -> dict[str, Any]:
+        """The table of a section, empty if there is none."""
+        table = self.document.tree.get(section, {})
+        if isinstance(table, dict):
+            return table
+        self.note((section,), f"[{section}] must be a table, got {table!r}")
+        return {}
+
+    def refuse_problems(self) -> None:
+        """Raise `ConfigError` if any problem was noted."""
+        if self.problems:
+            raise ConfigError(self.document.name, self.problems)
+
+    def made(self, path: Path, table: Any, **given: Any) -> Any:
+        """What the table's `kind` makes of its other keys and of what is given besides."""
+        if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+            came = repr(table.get("kind", "none")) if isinstance(table, dict) else repr(table)
+            what = f"{name_of(path)} must be a table with a text as `kind`, got {came}"
+            return self.note(path, what)
+        target = self._target((*path, "kind"), table["kind"])
+        if target is MISSING:
+            return MISSING
+        arguments = {key: value for key, value in table.items() if key != "kind"}
+        made = self.called(path, target, arguments, table["kind"], **given)
+        self.parts.append(made)
+        return made
+
+    def called(
+        self, path: Path, target: Any, table: Mapping[str, Any], label: str, **given: Any
+    ) -> Any:
+        """`target` called with the keys of the table as arguments."""
+        known, takes_any = _parameters(target)
+        before, meant = len(self.problems), set[str]()
+        for key in table:
+            if key in given:
+                self.note((*path, key), f"{key!r} of {label} is what comes before: leave it out")
+            elif key not in known and not takes_any:
+                near = nearest(key, [name for name in known if name not in given])
+                meant.update(near)
+                hint = did_you_mean(near) or f"; it takes {listed(list(known)) or 'none'}"
+                self.note((*path, key), f"{label} has no key {key!r}{hint}")
+        values = {key: self.value((*path, key), value) for key, value in table.items()}
+        items: Any = ()
+        for key, parameter in known.items():
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                items = values.pop(key, [])
+                if not isinstance(items, list):
+                    self.note((*path, key), f"{key!r} of {label} must be a list, got {items!r}")
+            elif key in values:
+                self._check_type((*path, key), values[key], parameter.annotation, label)
+            elif parameter.default is inspect.Parameter.empty and key not in {*given, *meant}:
+                self.note(path, f"{label} needs {key!r}")
+        if len(self.problems) > before or any(value is MISSING for value in given.values()):
+            return MISSING
+        try:
+            return target(*items, **given, **values)
+        except Exception as error:  # also of code that is not ours
+            return self.note(self.culprit(path, table, str(error)), f"{label}: {one_line(error)}")
+
+    def value(self, path: Path, value: Any) -> Any:
+        """A value of a table: as it is, or what a table in its place makes."""
+        if isinstance(value, str):
+            return expanded(value)
+        if not isinstance(value, dict | list):
+            return value
+        if path[-1] == "source":
+            return self.source(path, value)
+        if isinstance(value, list):
+            return [self.value((*path, place), item) for place, item in enumerate(value)]
+        if "kind" in value:
+            return self.made(path, value)
+        if set(value) == {"ref"}:
+            return self.attempt((*path, "ref"), lambda: imported(value["ref"]))
+        return {key: self.value((*path, key), item) for key, item in value.items()}
+
+    def source(self, path: Path, value: Any) -> Any:
+        """A source: one table, or several of which each is given the one before it."""
+        if not isinstance(value, list):
+            return self.made(path, value)
+        made: Any = None
+        for place, table in enumerate(value):
+            given = {"source": made} if place else {}
+            made = self.made((*path, place), table, **given)
+        return made
+
+    def culprit(self, path: Path, table: Mapping[str, Any], message: str) -> Path:
+        """The key that a message speaks of, by its name or its text; else the whole table."""
+        for inner, text in _texts(table, path):
+            if inner[-1] != "kind" and repr(expanded(text)) in message:
+                return inner
+        words = {key: re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", message) for key in table}
+        named = [(found.start(), key) for key, found in words.items() if found]
+        return (*path, min(named)[1]) if named else path
+
+    def _target(self, path: Path, kind: str) -> Any:
+        if ":" in kind:
+            target = self.attempt(path, lambda: imported(kind))
+            if target is MISSING or callable(target):
+                return target
+            return self.note(path, f"{kind!r} is {target!r}, which cannot be called")
+        if kind in self.kinds:
+            return self.kinds[kind]
+        others = f"; there are {listed(sorted(self.kinds))}; your own are 'module:name'"
+        hint = did_you_mean(nearest(kind, self.kinds)) or others
+        return self.note(path, f"there is no kind {kind!r}{hint}")
+
+    def _check_type(self, path: Path, value: Any, annotation: Any, label: str) -> None:
+        wanted = _wanted(annotation)
+        if value is MISSING or not wanted or any(_fits(value, one) for one in wanted):
+            return
+        words = [_IN_WORDS.get(one, repr(one)) for one in wanted if one is not type(None)]
+        texts = [one for one in wanted if isinstance(one, str)]
+        hint = did_you_mean(nearest(value, texts)) if isinstance(value, str) else ""
+        self.note(path, f"{path[-1]!r} of {label} must be {listed(words)}, got {value!r}{hint}")
+
+
+@contextlib.contextmanager
+def working_folder_importable() -> Iterator[None]:
+    """While this lasts, modules in the working folder are found, as `python -m` finds them."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
+
+
+def imported(text: Any) -> Any:
+    """What `module:name` names; the module may be in the working folder."""
+    module, _, name = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if not module or not name:
+        raise ValueError(f"a reference is 'module:name', got {text!r}")
+    try:
+        with working_folder_importable():
+            found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise ValueError(f"cannot find {text!r}: {one_line(error)}") from error
+    return found
+
+
+def expanded(text: str) -> str:
+    """The text, with the folder of Python's standard library for `{stdlib}`."""
+    return text.replace("{stdlib}", sysconfig.get_path("stdlib"))
+
+
+def name_of(path: Path) -> str:
+    """A path as it would be written: `operators[0].size`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "the file"
+
+
+def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """All texts in a value, at any depth, with their paths."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(item, (*path, key))
+
+
+def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The arguments that can be given by name, and whether any other name can be given too.
+
+    `*leaves` is given as a list, and `**options: Unpack[Options]` are the keys of `Options`.
+    """
+    called = target.__init__ if isinstance(target, type) else target  # past any metaclass
+    try:
+        parameters = list(inspect.signature(called, eval_str=True).parameters.values())
+    except Exception:  # annotations that only a type checker can read
+        parameters = list(inspect.signature(called).parameters.values())
+    known: dict[str, inspect.Parameter] = {}
+    takes_any = False
+    for parameter in parameters[isinstance(target, type) :]:  # without self
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            known[parameter.name] = parameter
+        elif options := typing.get_args(parameter.annotation):
+            for name, annotation in typing.get_type_hints(options[0]).items():
+                known[name] = inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+                )
+        else:
+            takes_any = True
+    return {name: p for name, p in known.items() if name not in _FOR_PROGRAMS}, takes_any
+
+
+def _wanted(annotation: Any) -> list[Any]:
+    """The plain types and the texts that an annotation allows; nothing if it allows others."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        parts = [_wanted(part) for part in typing.get_args(annotation)]
+        return [one for part in parts for one in part] if all(parts) else []
+    if typing.get_origin(annotation) is Literal:
+        return list(typing.get_args(annotation))
+    return [annotation] if annotation in (int, float, str, bool, type(None)) else []
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, type):
+        return value == wanted and type(value) is type(wanted)
+    return type(value) in ((int, float) if wanted is float else (wanted,))

@@ -1,0 +1,226 @@
+"""A configuration file as a loader: the sections of the file, in the order in which data moves.
+
+    [source]      where records come from; several [[source]] tables build on one another
+    [order]       which record is at which position
+    [[operators]] one after the other
+    [batcher]     how rows become a batch
+    [loader]      batch size, epochs, threads and so on
+    [mesh]        axes and their sizes: the devices
+    [sharding]    rules from leaves to the axes of the mesh
+    [train]       for `scripts/train.py`: what is learned, and how
+    [held_out]    for `scripts/train.py`: a source and its operators, to measure what was learned
+
+A key that is not known, or has no effect, is an error; all errors are told at once.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from loader.batchers import BatcherModule
+from loader.command.config.calls import MISSING, Reader
+from loader.command.config.kinds import Kinds
+from loader.command.config.problems import ConfigError, Problem, did_you_mean, nearest, one_line
+from loader.command.config.sections import (
+    LoaderSettings,
+    TrainSettings,
+    held_out_parts,
+    read_mesh,
+    read_sharder,
+)
+from loader.command.config.toml import Document, read_toml
+from loader.data_loader import DataLoader
+from loader.runtime.workers.threads import Threads
+from loader.sources import as_source
+from loader.sources.reading import record_spec
+from loader.transforms.operator_module import as_operator, as_operators
+from loader.transforms.transform import SpecUnknown, spec_after
+
+_PIPELINE = ("source", "order", "operators", "batcher", "loader", "mesh", "sharding")
+_SECTIONS = (*_PIPELINE, "train", "held_out")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A configuration that was read without an error."""
+
+    document: Document
+    loader: DataLoader
+    held_out: DataLoader | None  # in its order, each record once
+    arguments: dict[str, Any]  # what the loader was made of
+    settings: LoaderSettings
+    mesh: Mesh | None
+    train: TrainSettings | None
+    parts: tuple[Any, ...]  # all that was made of tables with a kind
+
+    def another_loader(self, *, threads: int, prefetch: int) -> DataLoader:
+        """A loader that gives the same batches, by other means."""
+        how = {"workers": Threads(threads), "prefetch": prefetch}
+        return DataLoader(**{**self.arguments, **how})
+
+
+def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[str] = ()) -> Config:
+    """The configuration in a file; `ConfigError` names everything that is wrong with it."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(os.fspath(path), [Problem(None, f"cannot read it: {reason}")]) from error
+    reader = Reader(read_toml(text, os.fspath(path)).changed(changes), kinds)
+    _refuse_sections(reader)
+    tree = reader.document.tree
+    mesh = read_mesh(reader)
+    sharder = read_sharder(reader, mesh)
+    settings = reader.called(("loader",), LoaderSettings, reader.table("loader"), "[loader]")
+    train = None
+    if "train" in tree:
+        train = reader.called(("train",), TrainSettings, reader.table("train"), "[train]")
+    arguments = _arguments(reader, settings, sharder)
+    loader = _loader(reader, ("operators",), arguments)
+    held_out = _held_out(reader, settings, sharder) if "held_out" in tree else None
+    reader.refuse_problems()
+    assert arguments is not None
+    parts = tuple(reader.parts)
+    return Config(reader.document, loader, held_out, arguments, settings, mesh, train, parts)
+
+
+def _refuse_sections(reader: Reader) -> None:
+    """Note the sections that there are not, or that have no effect."""
+    tree = reader.document.tree
+    for section in tree:
+        if section not in _SECTIONS:
+            hint = did_you_mean(nearest(section, _SECTIONS))
+            if section in {field.name for field in dataclasses.fields(LoaderSettings)}:
+                hint = f"; did you mean the key {section!r} of [loader]?"
+            reader.note((section,), f"there is no section [{section}]{hint}")
+    for section, needs in (("sharding", "mesh"), ("held_out", "train")):
+        if section in tree and needs not in tree:
+            reader.note((section,), f"[{section}] has no effect without [{needs}]")
+    if "source" not in tree:
+        reader.note((), "there is no section [source]: where records come from")
+
+
+def _arguments(reader: Reader, settings: Any, sharder: Any) -> dict[str, Any] | None:
+    """What the loader is made of; None if a part without which nothing can be said is missing."""
+    tree = reader.document.tree
+    source = reader.source(("source",), tree["source"]) if "source" in tree else MISSING
+    tables = tree.get("operators", [])
+    made: Any = MISSING
+    if isinstance(tables, list):
+        made = [reader.made(("operators", place), table) for place, table in enumerate(tables)]
+    else:
+        words = "operators are a list: write [[operators]] before each of them"
+        reader.note(("operators",), words)
+    others = {
+        "sharder": sharder,
+        "order": _of_kind(reader, "order", "an order, such as Shuffle", _is_order),
+        "batcher": _of_kind(reader, "batcher", "a batcher, such as PadBatcher", _is_batcher),
+    }
+    common = _common(reader, ("source",), source, ("operators",), made, settings)
+    if common is None:
+        return None
+    # What is wrong with the others was noted: without them, the rest can still be looked at.
+    return {
+        **common,
+        **{name: None if part is MISSING else part for name, part in others.items()},
+        "epochs": None if settings.epochs == "endless" else settings.epochs,
+        **{key: getattr(settings, key) for key in ("remainder", "steps", "microbatches")},
+    }
+
+
+def _is_order(made: Any) -> bool:
+    return hasattr(made, "records")
+
+
+def _is_batcher(made: Any) -> bool:
+    return isinstance(made, BatcherModule)
+
+
+def _of_kind(reader: Reader, section: str, words: str, fits: Any) -> Any:
+    if section not in reader.document.tree:
+        return None
+    made = reader.made((section,), reader.document.tree[section])
+    if made is MISSING or fits(made):
+        return made
+    return reader.note((section,), f"[{section}] must be {words}, got {type(made).__name__}")
+
+
+def _held_out(reader: Reader, settings: Any, sharder: Any) -> Any:
+    """The loader over what is held out."""
+    table, where = reader.table("held_out"), ("held_out", "operators")
+    parts = reader.called(("held_out",), held_out_parts, table, "[held_out]")
+    if parts is MISSING or sharder is MISSING:
+        return MISSING
+    common = _common(reader, ("held_out", "source"), parts[0], where, parts[1], settings)
+    return _loader(reader, where, None if common is None else {**common, "sharder": sharder})
+
+
+def _common(
+    reader: Reader, at: Any, source: Any, where: Any, operators: Any, settings: Any
+) -> dict[str, Any] | None:
+    """Source and operators as the loader takes them, and what all loaders of a file have alike."""
+    if source is not MISSING:
+        source = reader.attempt(at, lambda: as_source(source))
+    if not isinstance(operators, list | tuple):
+        if operators is not MISSING:
+            reader.note(where, f"operators are a list: [{{ kind = ... }}], got {operators!r}")
+        return None
+    made = [
+        one if one is MISSING else reader.attempt((*where, n), lambda one=one: as_operator(one))
+        for n, one in enumerate(operators)
+    ]
+    if any(part is MISSING for part in (source, settings, *made)):
+        return None
+    made = reader.attempt(where, lambda: as_operators(made))  # host before device
+    if made is MISSING or not _fit(reader, at, source, where, made):
+        return None
+    return {
+        "source": source,
+        "operators": made,
+        "batch_size": settings.batch_size,
+        "workers": Threads(settings.threads),
+        "prefetch": settings.prefetch,
+    }
+
+
+def _fit(reader: Reader, at: Any, source: Any, where: Any, operators: list[Any]) -> bool:
+    """Whether each operator can do its work on what comes before it, as far as it is known."""
+    spec = reader.attempt(at, lambda: record_spec(source))
+    if spec is MISSING:
+        return False
+    with contextlib.suppress(SpecUnknown):
+        for place, operator in enumerate(operators):
+            try:
+                stage = operator.bound(place)
+                spec = spec_after(stage.transform, stage.name, spec)
+            except SpecUnknown:
+                raise
+            except Exception as error:
+                reader.note((*where, place), one_line(error))
+                return False
+    return True
+
+
+def _loader(reader: Reader, where: Any, arguments: dict[str, Any] | None) -> Any:
+    """The loader; a refusal is noted where it belongs: a key of [loader], operators, devices."""
+    if arguments is None:
+        return MISSING
+    tree = reader.document.tree
+    devices = ("sharding",) if "sharding" in tree else ("mesh",) if "mesh" in tree else ("loader",)
+    at = devices  # source and operators fit: if no key is named, it is about the devices
+    try:
+        loader = DataLoader(**arguments)
+        at = where
+        loader.pipeline.batch_spec()
+        at = devices
+        loader.batch_spec()
+        return loader
+    except Exception as error:  # also of code that is not ours
+        message = one_line(error)
+        named = reader.culprit(("loader",), tree.get("loader", {}), message)
+        return reader.note(at if named == ("loader",) else named, message)

@@ -1,0 +1,183 @@
+"""What the sections of a configuration say that are not calls of the packages themselves.
+
+The tasks of [train] are settings only: the models that belong to them are in `scripts/train.py`.
+"""
+
+import dataclasses
+import math
+import os
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from loader.command.config.calls import MISSING, Reader
+from loader.order.plan import Remainder
+from loader.sharding.mesh_sharder import MeshSharder
+
+_NOT_SPLIT = "-"
+_MOST_CPU_DEVICES = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderSettings:
+    """What [loader] says. `threads`: 0 and 1 are both one helper thread."""
+
+    batch_size: int
+    epochs: int | Literal["endless"] = 1
+    remainder: Remainder = "pad"
+    steps: int | None = None
+    microbatches: int | None = None
+    threads: int = 0
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "epochs": 1, "steps": 0, "microbatches": 1}
+        _refuse_less(self, {**least, "threads": 0, "prefetch": 0})
+
+
+@dataclasses.dataclass(frozen=True)
+class Classify:
+    """Which of some classes a record is of; images are seen through convolutions."""
+
+    input: str = "image"
+    label: str = "label"
+    classes: int = 10
+    width: int = 128
+
+    def __post_init__(self) -> None:
+        _refuse_less(self, {"classes": 2, "width": 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class Regress:
+    """The numbers that belong to a record."""
+
+    input: str = "x"
+    target: str = "y"
+    width: int = 128
+
+    def __post_init__(self) -> None:
+        _refuse_less(self, {"width": 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken:
+    """The next token of a text; needs `targets` and `loss_mask`, as ShiftTargets makes them."""
+
+    vocabulary: int = 259
+    tokens: str = "tokens"
+    targets: str = "targets"
+    mask: str = "loss_mask"
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+
+    def __post_init__(self) -> None:
+        _refuse_less(self, {"vocabulary": 2, "width": 1, "depth": 1, "heads": 1})
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} does not divide into {self.heads} heads")
+
+
+TASKS = {"Classify": Classify, "Regress": Regress, "NextToken": NextToken}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+    """What [train] says: for `scripts/train.py`."""
+
+    task: Any
+    learning_rate: float = 1e-3
+    checkpoint_every: int = 100
+    keep: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        own = all(callable(getattr(self.task, name, None)) for name in ("model", "measure"))
+        if type(self.task) not in TASKS.values() and not own:
+            raise ValueError(
+                "task must be Classify, Regress, NextToken, or have the methods model and "
+                f"measure: it is {type(self.task).__name__}"
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(
+                f"learning_rate must be greater than 0 and finite, got {self.learning_rate}"
+            )
+        _refuse_less(self, {"checkpoint_every": 1, "keep": 1, "seed": 0})
+        if self.seed >= 2**32:
+            raise ValueError(f"seed must be less than 2**32, got {self.seed}")
+
+
+def _refuse_less(settings: Any, least: dict[str, int]) -> None:
+    for key, number in least.items():
+        value = getattr(settings, key)
+        if type(value) is int and value < number:
+            raise ValueError(f"{key} must be at least {number}, got {value}")
+
+
+def held_out_parts(source: Any, operators: Any = ()) -> tuple[Any, Any]:
+    """What [held_out] says."""
+    return source, operators
+
+
+def read_mesh(reader: Reader) -> Any:
+    """The mesh of [mesh], if there is one. Without accelerators, CPU devices are made for it."""
+    if "mesh" not in reader.document.tree:
+        return None
+    axes = reader.table("mesh")
+    if not axes:
+        return reader.note(("mesh",), "[mesh] names no axis: write data = 8, or leave it out")
+    for axis, size in axes.items():
+        if type(size) is not int or size < 1:
+            words = f"axis {axis!r} must be at least 1 device, got {size!r}"
+            return reader.note(("mesh", axis), words)
+    wanted = math.prod(axes.values())
+    _make_cpu_devices(wanted)
+    there = len(jax.devices())
+    if wanted > there:
+        return reader.note(("mesh",), f"the mesh asks for {wanted} devices and there are {there}")
+    devices = np.array(jax.devices()[:wanted]).reshape(tuple(axes.values()))
+    return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _make_cpu_devices(count: int) -> None:
+    """Let JAX's CPU backend, where it is the one in use, have that many devices.
+
+    Without effect once JAX has started, or where XLA_FLAGS have said how many there are.
+    """
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", min(count, _MOST_CPU_DEVICES))
+    except RuntimeError:
+        return  # it has started
+
+
+def read_sharder(reader: Reader, mesh: Any) -> Any:
+    """Where batches go: by the rules of [sharding], or along the data axes of the mesh."""
+    if mesh is None or mesh is MISSING:
+        return mesh
+    if "sharding" not in reader.document.tree:
+        return reader.attempt(("mesh",), lambda: MeshSharder(mesh))
+    rules = reader.called(("sharding",), _leaf_rules, reader.table("sharding"), "[sharding]")
+    if rules is MISSING:
+        return MISSING
+    return reader.attempt(("sharding", "rules"), lambda: MeshSharder(mesh, rules))
+
+
+def _leaf_rules(rules: Any) -> list[tuple[str, PartitionSpec]]:
+    """What [sharding] says: `rules = [["image", ["data", "-"]], ["label", ["data"]]]`."""
+    if not isinstance(rules, list):
+        raise ValueError(f"rules must be a list of pairs, got {rules!r}")
+    for rule in rules:
+        match rule:
+            case [str(), list()]:
+                continue
+        example = f'["image", ["data", "{_NOT_SPLIT}"]]'
+        raise ValueError(f"rules are pairs such as {example}, got {rule!r}")
+    return [(leaf, PartitionSpec(*map(_axis, axes))) for leaf, axes in rules]
+
+
+def _axis(axis: Any) -> Any:
+    return None if axis == _NOT_SPLIT else tuple(axis) if isinstance(axis, list) else axis
