@@ -30,13 +30,14 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
+from rich.markup import escape
 from train_journal import Journal
 from train_models import measure, model_of
 
 from loader import DataLoader
 from loader.command.config.config import Config, read_config
 from loader.command.config.problems import ConfigError, Problem, one_line
-from loader.command.main import ALL_KINDS, Parser, change_options, common_options, print_json, run
+from loader.command.main import ALL_KINDS, Parser, Shown, add_common, run
 from loader.records.spec import VALID_MASK, named_leaves
 from loader.records.whole_file import write_whole
 from loader.state.document import read_document
@@ -230,7 +231,7 @@ def _restored(checkpoints: Any, state: Any, counts: np.ndarray) -> tuple[Any, np
 # The command
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: argparse.Namespace) -> Shown:
     """Begin a run, or go on with the one in a folder."""
     steps = [] if options.steps is None else [f"loader.steps={options.steps}"]
     changes = [*options.set, *steps]
@@ -269,7 +270,7 @@ def _started(folder: Path) -> dict[str, Any]:
 
 def _run(
     options: argparse.Namespace, config: Config, folder: Path, started: dict[str, Any]
-) -> None:
+) -> Shown:
     def begun() -> None:  # from now on the run can go on
         write_whole(folder / "run.json", json.dumps(started, indent=2).encode())
 
@@ -292,14 +293,15 @@ def _run(
             print(f"go on with: train.py --resume {folder}", file=sys.stderr)
             raise
     write_whole(folder / "result.json", json.dumps(result, indent=2).encode())
-    if options.json:
-        print_json(result)
-        return
+    return result, lambda console: console.print(_in_words(result, folder), highlight=False)
+
+
+def _in_words(result: dict[str, Any], folder: Path) -> str:
     went_on = f", from step {result['first_step']} on" if result["first_step"] else ""
-    print(f"steps     {result['steps']:,}{went_on}; {result['position']:,} records")
+    lines = [f"steps     {result['steps']:,}{went_on}; {result['position']:,} records"]
     for name, value in result["figures"].items():
-        print(f"held out  {name} {math.nan if value is None else value:.4f}")
-    print(f"seen      {result['digest']}\nfolder    {folder}")
+        lines.append(f"held out  {name} {math.nan if value is None else value:.4f}")
+    return "\n".join([*lines, f"seen      {result['digest']}", f"folder    {escape(str(folder))}"])
 
 
 @contextlib.contextmanager
@@ -315,10 +317,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; gives its exit status."""
-    parser = Parser(
-        prog="train.py", parents=[common_options(), change_options()],
-        description="Train what [train] of a configuration says, with checkpoints.",
-    )  # fmt: skip
+    words = "Train what [train] of a configuration says, with checkpoints."
+    parser = Parser(prog="train.py", description=words)
+    add_common(parser, changes=True)
     parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG")
     parser.add_argument("--into", type=Path, metavar="DIR", help="folder of the run (runs/NAME)")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in DIR")

@@ -5,7 +5,6 @@ Numbers come as JSON with `--json`.
 """
 
 import argparse
-import dataclasses
 import functools
 import json
 import os
@@ -35,6 +34,9 @@ ALL_KINDS = {
     **{name: kind for name, kind in vars(operators).items() if isinstance(kind, type)},
 }
 
+#: What a subcommand has found: as JSON data, and how to print it for people.
+Shown = tuple[dict[str, Any], Callable[[Console], None]]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit status."""
@@ -42,12 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, program: str) -> int:
-    """Call `options.run(options)`, and say what went wrong as the command does."""
+    """Show what `options.run(options)` gives, or say what went wrong, as the command does."""
     with working_folder_importable(), warnings.catch_warnings():
         # Warnings of these are for developers.
         warnings.filterwarnings("ignore", module="orbax|flax|jax|absl|matplotlib")
         try:
-            options.run(options)
+            numbers, show = options.run(options)
+            if options.json:
+                print_json(numbers)
+            else:
+                show(Console(soft_wrap=not sys.stdout.isatty()))
             return 0
         except ConfigError as error:
             _say(options, error.problems, error.lines())
@@ -66,72 +72,58 @@ def run(options: argparse.Namespace, program: str) -> int:
 
 def _say(options: argparse.Namespace, problems: Sequence[Problem], lines: Sequence[str]) -> None:
     if options.json:
-        print_json({"problems": [problem.to_json() for problem in problems]})
+        print_json({"problems": [{"line": p.line or None, "message": p.message} for p in problems]})
     for line in lines:
         print(line, file=sys.stderr)
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace) -> Shown:
     config = _config(options)
     facts = check.check(config)
-    _out(options, facts, lambda console: check.show(facts, config, console))
+    return facts, lambda console: check.show(facts, config, console)
 
 
-def _peek(options: argparse.Namespace) -> None:
+def _peek(options: argparse.Namespace) -> Shown:
     config = _config(options)
     picture = options.picture or Path(f"{options.config.stem}-step-{options.step}.png")
     tokenizers = [p.transform.tokenizer for p in config.parts if isinstance(p, operators.Tokenize)]
     decode = tokenizers[0].decode if tokenizers else None
     seen = peek(config.loader, options.step, picture=picture, decode=decode, rows=options.rows)
-    _out(options, seen.to_json(), seen.show)
+    return seen.to_json(), seen.show
 
 
-def _bench(options: argparse.Namespace) -> None:
+def _bench(options: argparse.Namespace) -> Shown:
     step: Callable[[Any], Any] | None = None
     if options.step_ms is not None:
-        step = functools.partial(_wait, options.step_ms / 1e3)
+        step = functools.partial(lambda seconds, _: time.sleep(seconds), options.step_ms / 1e3)
     elif options.step is not None:
         step = imported(options.step)
         if not callable(step):
             raise ValueError(f"--step {options.step} is {step!r}, which cannot be called")
     config = _config(options)
+
+    def build(knobs: Knobs) -> Any:
+        return config.another_loader(threads=knobs.threads, prefetch=knobs.prefetch)
+
     knobs = Knobs(config.settings.threads, config.settings.prefetch)
-    verdict = bench(
-        lambda knobs: config.another_loader(**dataclasses.asdict(knobs)),
-        knobs,
-        seconds=options.seconds,
-        step=step,
-    )
-    _out(options, verdict.to_json(), verdict.show)
+    verdict = bench(build, knobs, seconds=options.seconds, step=step)
+    return verdict.to_json(), verdict.show
 
 
-def _wait(seconds: float, batch: Any) -> None:
-    time.sleep(seconds)
-
-
-def _state_show(options: argparse.Namespace) -> None:
+def _state_show(options: argparse.Namespace) -> Shown:
     path, found = state.read_state(options.file)
     facts = state.state_to_json(found, path)
-    _out(options, facts, lambda console: state.show_state(found, console, path))
+    return facts, lambda console: state.show_state(found, console, path)
 
 
-def _state_diff(options: argparse.Namespace) -> None:
+def _state_diff(options: argparse.Namespace) -> Shown:
     first, second = (state.read_state(path)[1] for path in (options.first, options.second))
     facts = state.diff_to_json(first, second)
-    _out(options, facts, lambda console: state.show_diff(first, second, console))
+    return facts, lambda console: state.show_diff(first, second, console)
 
 
 def _config(options: argparse.Namespace) -> Config:
     return read_config(options.config, ALL_KINDS, options.set)
-
-
-def _out(
-    options: argparse.Namespace, numbers: dict[str, Any], show: Callable[[Console], None]
-) -> None:
-    if options.json:
-        print_json(numbers)
-    else:
-        show(Console(soft_wrap=not sys.stdout.isatty()))
 
 
 def print_json(numbers: Any) -> None:
@@ -145,35 +137,26 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def common_options() -> Parser:
-    """The options that every program of ours takes."""
-    common = Parser(add_help=False)
-    common.add_argument("--json", action="store_true", help="numbers as JSON on stdout")
-    common.add_argument("--traceback", action="store_true", help="show where an error came from")
-    return common
-
-
-def change_options() -> Parser:
-    """The options of programs that read a configuration."""
-    changes = Parser(add_help=False)
-    changes.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="another value for a key of the configuration, such as loader.batch_size=32",
-    )  # fmt: skip
-    return changes
+def add_common(parser: argparse.ArgumentParser, *, changes: bool) -> None:
+    """The options that every program of ours takes; `--set` where it reads a configuration."""
+    parser.add_argument("--json", action="store_true", help="numbers as JSON on stdout")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    if changes:
+        words = "another value for a key of the configuration, such as loader.batch_size=32"
+        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=words)
 
 
 def _parser() -> argparse.ArgumentParser:
-    common, changes = common_options(), change_options()
     parser = Parser(prog="gristmill", description="A data loader for JAX training loops.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Any, words: str, *names: str, within: Any = commands) -> Any:
-        parents = [common, changes] if names == ("config",) else [common]
-        made = within.add_parser(name, help=words, description=words, parents=parents)
+        made = within.add_parser(name, help=words, description=words)
         made.set_defaults(run=run)
+        add_common(made, changes=names == ("config",))
         for argument in names:
-            made.add_argument(argument, type=Path, metavar="CONFIG" if parents[1:] else "FILE")
+            metavar = "CONFIG" if argument == "config" else "FILE"
+            made.add_argument(argument, type=Path, metavar=metavar)
         return made
 
     command("check", _check, "say what a configuration comes to, or all that is wrong", "config")

@@ -1,18 +1,18 @@
 """`gristmill state`: a state document in words, and two of them compared.
 
-A loader at one state can restore another if their fingerprints agree, or the change is allowed by
-name. `diff_states` says of each difference what it means for that. Data, order and operators are
-known here by their digests only: that they differ can be said, not how.
-
 A state is in its own file, a folder of `loader.save`, or an Orbax checkpoint. Of a folder it is the
 newest: of those that `loader.save` wrote, the newest that is whole; of Orbax checkpoints, v1 or v0,
 that of the highest step. Whatever is wrong is a `ValueError` of one line.
+
+A loader at one state can restore another if their fingerprints agree, or the change is allowed by
+name. Data, order and operators are known here by their digests only: that they differ can be said,
+not how.
 """
 
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,7 @@ from loader.state.orbax import DOCUMENT_NAME
 State = Mapping[str, Any]
 
 _DEEPEST = 3  # folders between the one that is named and a document
-_UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP_FOLDER = re.compile(r"(?:.*[_-])?(\d+)")  # 120, step_120
-
 _REMAINDERS = {
     "pad": "the last batch of an epoch is filled up with masked rows",
     "drop": "records that do not fill the last batch of an epoch are left out",
@@ -51,18 +49,15 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     given = Path(path)
     if not given.exists():
         raise ValueError(f"there is no {given}: name a state document, or a folder that holds one")
-    if not given.is_dir():
-        return given, _read(given)
+    files = list(reversed(documents(given))) if given.is_dir() else [given]
     errors: list[ValueError] = []
-    for file in reversed(documents(given)):
+    for file in files or [_newest_below(given)]:
         try:
-            return file, _read(file)
-        except ValueError as error:  # passed over, as loader.restore does
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    file = _newest_below(given)
-    return file, _read(file)
+            return file, read_document(file)
+        except (ValueError, OSError) as error:  # an older one may be whole, as in loader.restore
+            words = " ".join(str(error).split())
+            errors.append(ValueError(words if str(file) in words else f"{file}: {words}"))
+    raise errors[0]
 
 
 def passed_over(file: Path) -> list[Path]:
@@ -71,22 +66,11 @@ def passed_over(file: Path) -> list[Path]:
     return saved[saved.index(file) + 1 :] if file in saved else []
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return read_document(file)
-    except (ValueError, OSError) as error:
-        words = " ".join(str(error).split())
-        raise ValueError(words if str(file) in words else f"{file}: {words}") from error
-
-
 def _newest_below(folder: Path) -> Path:
     """The document of the newest step of Orbax's below a folder."""
-    found = [
-        file.relative_to(folder)
-        for depth in range(_DEEPEST + 1)
-        for file in folder.glob("*/" * depth + DOCUMENT_NAME)
-        if _UNFINISHED not in str(file.relative_to(folder))
-    ]
+    depths = [folder.glob("*/" * depth + DOCUMENT_NAME) for depth in range(_DEEPEST + 1)]
+    found = [file.relative_to(folder) for files in depths for file in files]
+    found = [file for file in found if ".orbax-checkpoint-tmp" not in str(file)]  # unfinished
     if not found:
         raise ValueError(
             f"{folder} holds no state: neither what loader.save(folder) writes, nor an Orbax "
@@ -96,9 +80,8 @@ def _newest_below(folder: Path) -> Path:
     newest = [file for file, step in zip(found, steps, strict=True) if step == max(steps)]
     if len(newest) > 1 or len(set(runs)) > 1:
         names = ", ".join(sorted(map(str, found))[:4])
-        raise ValueError(
-            f"{folder} holds states of several loaders or runs ({names}): name one of the files"
-        )
+        words = f"holds states of several loaders or runs ({names}): name one of the files"
+        raise ValueError(f"{folder} {words}")
     return folder / newest[0]
 
 
@@ -114,16 +97,15 @@ def _run_and_step(file: Path) -> tuple[tuple[str, ...], int]:
 def state_in_words(state: State) -> list[tuple[str, str]]:
     """What a state says, as names and words."""
     step, remainder = state["step"], state["remainder"]
-    origin_step, origin_position = state["origin"]
     counted = "steps are counted from the start"
-    if (origin_step, origin_position) != (0, 0):
+    if tuple(state["origin"]) != (0, 0):
         counted = "resumed there with another batch size, remainder or data, and counted from there"
     return [
         ("step", f"{step}: {_many(step, 'batch was', 'batches were')} delivered"),
         ("position", f"{state['position']}: the next record, counted over all epochs"),
         ("batch size", f"{state['batch_size']} rows"),
         ("remainder", f"{remainder}: {_REMAINDERS.get(remainder, 'not known to this release')}"),
-        ("origin", f"step {origin_step}, position {origin_position}: {counted}"),
+        ("origin", "step {}, position {}: {}".format(*state["origin"], counted)),
         *(
             (f"fingerprint {field}", f"{digest}: {_FIELDS.get(field, 'of the data')}")
             for field, digest in state["fingerprint"].items()
@@ -137,17 +119,12 @@ def state_to_json(state: State, file: Path) -> dict[str, Any]:
     return {"file": str(file), "passed_over": list(map(str, passed_over(file))), "state": state}
 
 
-def show_state(state: State, console: Console, file: Path | None = None) -> None:
+def show_state(state: State, console: Console, file: Path) -> None:
     """Print a state for a person, and where it was found."""
-    where: list[tuple[str, str]] = []
-    if file is not None:
-        where.append(("file", str(file)))
-        where += [
-            ("passed over", f"{newer.name}: it cannot be read") for newer in passed_over(file)
-        ]
+    newer = [("passed over", f"{other.name}: it cannot be read") for other in passed_over(file)]
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    for name, words in [*where, *state_in_words(state)]:
+    for name, words in [("file", str(file)), *newer, *state_in_words(state)]:
         table.add_row(Text(name, style="bold"), Text(words))
     console.print(table)
 
@@ -164,17 +141,26 @@ class Difference:
 
 def diff_states(first: State, second: State) -> list[Difference]:
     """All in which two states differ: none, if they are the same."""
-    return [
-        Difference(field, a, b, meaning)
-        for field, a, b, meaning in _compared(first, second)
-        if a != b
-    ]
+    meanings = {
+        "batch_size": "may change: it goes on at the same position",
+        "remainder": "may change: it goes on at the same position",
+        "origin": "may differ: where steps are counted from",
+    }
+    for field, one in (("step", "step"), ("position", "record")):
+        by = second[field] - first[field]
+        way = "further on" if by > 0 else "behind"
+        meanings[field] = f"the second is {way} by {_many(abs(by), one, f'{one}s')}"
+    pairs = [(f, first[f], second[f]) for f in ("step", "position", *list(meanings)[:3])]
+    prints = first["fingerprint"], second["fingerprint"]
+    for field in sorted({*prints[0], *prints[1]}):
+        meanings[field] = f"refused unless {_allowing([field])}"
+        pairs.append((field, *(own.get(field, "absent") for own in prints)))
+    return [Difference(f, a, b, meanings[f]) for f, a, b in pairs if a != b]
 
 
 def needed_changes(first: State, second: State) -> list[str]:
     """What `allow_changes` must name for a loader at one of the states to restore the other."""
-    a, b = first["fingerprint"], second["fingerprint"]
-    return sorted(field for field in {*a, *b} if a.get(field) != b.get(field))
+    return [d.field for d in diff_states(first, second) if d.meaning.startswith("refused")]
 
 
 def restoring_in_words(first: State, second: State) -> str:
@@ -190,12 +176,9 @@ def restoring_in_words(first: State, second: State) -> str:
 
 def diff_to_json(first: State, second: State) -> dict[str, Any]:
     """The differences as plain data."""
+    differences = [dataclasses.asdict(d) for d in diff_states(first, second)]
     changes = needed_changes(first, second)
-    return {
-        "differences": [dataclasses.asdict(d) for d in diff_states(first, second)],
-        "restores": not changes,
-        "allow_changes": changes,
-    }
+    return {"differences": differences, "restores": not changes, "allow_changes": changes}
 
 
 def show_diff(first: State, second: State, console: Console) -> None:
@@ -208,26 +191,9 @@ def show_diff(first: State, second: State, console: Console) -> None:
     for name in ("", "first", "second", ""):
         table.add_column(name, overflow="fold")
     for d in differences:
-        cells = (d.field, str(d.first), str(d.second), d.meaning)
-        table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
-    console.print()
-    console.print(Text(restoring_in_words(first, second)))
-
-
-def _compared(first: State, second: State) -> Iterator[tuple[str, Any, Any, str]]:
-    """Field by field: both values, and what it means if they differ."""
-    for field, one, many in (("step", "step", "steps"), ("position", "record", "records")):
-        a, b = first[field], second[field]
-        way = "further on" if b > a else "behind"
-        yield field, a, b, f"the second is {way} by {_many(abs(b - a), one, many)}"
-    for field in ("batch_size", "remainder"):
-        words = "may change: it goes on at the same position"
-        yield field, first[field], second[field], words
-    yield "origin", first["origin"], second["origin"], "may differ: where steps are counted from"
-    for field in sorted({*first["fingerprint"], *second["fingerprint"]}):
-        a, b = (state["fingerprint"].get(field, "absent") for state in (first, second))
-        yield field, a, b, f"refused unless {_allowing([field])}"
+        table.add_row(*(Text(str(cell)) for cell in (d.field, d.first, d.second, d.meaning)))
+    for part in (table, "", Text(restoring_in_words(first, second))):
+        console.print(part)
 
 
 def _allowing(changes: list[str]) -> str:

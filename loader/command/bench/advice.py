@@ -4,9 +4,8 @@ Two may work at once: the helper threads (read, operators, batch, place) and the
 device operators, arriving, step). The slower one holds up the other, and the largest part of it is
 the bottleneck. Devices take one batch after the other, so several helpers do not place faster.
 
-What to turn is a list of rules, asked in order, each of which may have a proposal. One that turns
-`threads` or `prefetch` can be tried at once, since that changes no batch; it counts only if it
-gains. The others are words. The last rule always has something to say.
+A proposal that turns `threads` or `prefetch` can be tried at once, since that changes no batch; it
+counts only if it gains. The others are words, and the last proposal is always words.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from loader.order.orders import BlockShuffle, Sequential
 from loader.records.spec import named_leaves
 from loader.records.words import bytes_in_words
 from loader.transforms.functions import PerBatch, PerRecord
-from loader.transforms.transform import Transform, sides
+from loader.transforms.transform import sides
 
 GAIN = 1.1  # what a turn must bring, at least, to be worth it
 _DEEPEST = 32  # batches ahead: each of them is memory of the devices
@@ -50,37 +49,30 @@ def bottleneck(look: Look, *, device_operators: bool) -> str:
 
 def reason(look: Look, part: str) -> str:
     """Why this part is the bottleneck, in a sentence."""
-    making, step = look.making_ms(), look.step_ms
-    paced = "without a step the input sets the pace"
-    if step is not None:
-        paced = f"the loop waits {look.waiting_share:.0%} of the time; its step takes {_ms(step)}"
+    making, step, stages = look.making_ms(), look.step_ms, look.stages_ms
+    on_device = stages["dispatch"] + look.arriving_ms
+    total = sum(stages[stage] for stage in (*HOST_STAGES, "place"))
+    added = f" (added over {look.knobs.helpers} threads)" if look.knobs.helpers > 1 else ""
     if part == "step":
         alone = look.rows_per_batch * 1e3 / max(making, look.loop_ms - (step or 0.0), 1e-6)
-        return (
-            f"{paced}, and the input is hidden behind it: the loader could give about {alone:,.0f} "
-            "rows/s on its own"
-        )
-    if look.in_bursts:
-        return (
-            f"{paced}, and making a batch {_ms(making)} on the average, which would do; but some "
-            f"take much longer: the longest wait was {_ms(look.longest_waiting_ms)}"
-        )
-    if part == "overhead":
-        return (
-            f"{paced}; of {_ms(look.lap_ms)} for a batch the stages take {_ms(making)}, the rest "
-            "goes into its order and into handing it over"
-        )
-    on_device = look.stages_ms["dispatch"] + look.arriving_ms
-    if part == "dispatch":
-        return f"{paced}; the loop spends {_ms(on_device)} of a batch on device operators"
-    if part == "place" and look.arriving_ms > look.stages_ms["place"]:
-        return f"{paced}; the loop waits {_ms(on_device)} for a batch to arrive on its devices"
-    total = sum(look.stages_ms[stage] for stage in (*HOST_STAGES, "place"))
-    threads = f" (added over {look.knobs.helpers} threads)" if look.knobs.helpers > 1 else ""
-    return (
-        f"{paced}; of {_ms(total)} in which a batch is made{threads}, {_ms(look.stages_ms[part])} "
-        f"are for {part}"
-    )
+        why = "and the input is hidden behind it: the loader could give about "
+        why += f"{alone:,.0f} rows/s on its own"
+    elif look.in_bursts:
+        why = f"and making a batch {_ms(making)} on the average, which would do; but some take "
+        why += f"much longer: the longest wait was {_ms(look.longest_waiting_ms)}"
+    elif part == "overhead":
+        why = f"of {_ms(look.lap_ms)} for a batch the stages take {_ms(making)}, the rest goes "
+        why += "into its order and into handing it over"
+    elif part == "dispatch":
+        why = f"the loop spends {_ms(on_device)} of a batch on device operators"
+    elif part == "place" and look.arriving_ms > stages["place"]:
+        why = f"the loop waits {_ms(on_device)} for a batch to arrive on its devices"
+    else:
+        why = f"of {_ms(total)} in which a batch is made{added}, {_ms(stages[part])} are for {part}"
+    if step is None:
+        return f"without a step the input sets the pace; {why}"
+    waits = f"the loop waits {look.waiting_share:.0%} of the time; its step takes {_ms(step)}"
+    return f"{waits}{', ' if why.startswith('and') else '; '}{why}"
 
 
 def _ms(ms: float) -> str:
@@ -89,7 +81,7 @@ def _ms(ms: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What the rules look at."""
+    """What the advice is about."""
 
     look: Look
     loader: DataLoader
@@ -110,144 +102,99 @@ class Proposal:
 
 
 def proposals(case: Case) -> Iterator[Proposal]:
-    """What the rules propose, the best first."""
+    """What could be turned, the best first."""
     if case.bottleneck == "step":
         nothing = "nothing in the loader is worth turning: only a faster step gives more rows/s"
         yield Proposal(padding(case) or nothing)
         return
-    for rule in _RULES:
-        if (proposal := rule(case)) is not None:
-            yield proposal
+    look, knobs = case.look, case.look.knobs
+    if not knobs.prefetch and min(look.lap_ms - look.loop_ms, look.loop_ms) >= HIDDEN * look.lap_ms:
+        words = "without prefetch the loop makes each batch itself, and nothing overlaps"
+        yield Proposal(words, dataclasses.replace(knobs, prefetch=2))
+    more = math.ceil(look.longest_waiting_ms / max(look.loop_ms, 1e-3))
+    depth = min(_DEEPEST, knobs.prefetch + more)
+    if look.in_bursts and depth > knobs.prefetch:
+        size = bytes_in_words((depth - knobs.prefetch) * look.bytes_per_batch)
+        words = f"more batches ahead bridge the slow ones, for {size} more on the devices"
+        yield Proposal(words, dataclasses.replace(knobs, prefetch=depth))
+    if words := _whole_chunks(case):
+        yield Proposal(words)
+    threads = 2 * knobs.helpers
+    shared = case.bottleneck in (*HOST_STAGES, "place") and threads
+    free = look.cores - look.busy_cores >= _FREE_CORES
+    if shared and free and look.lap_ms >= GAIN * max(look.making_ms(threads), look.loop_ms):
+        words = f"{look.busy_cores:.1f} of {look.cores} cores are busy, so batches can be made "
+        yield Proposal(f"{words}side by side", dataclasses.replace(knobs, threads=threads))
+    yield Proposal(_other_side(case) or _fewer_bytes(case) or _last_word(case))
 
 
 def padding(case: Case) -> str | None:
     """In words, what to do about rows that are padding, if there are many."""
     plan, share = case.loader.plan, case.look.masked_share
+    end = plan.steps_per_epoch if plan.end is None else plan.end
     if share <= _MUCH_PADDING:
         return None
-    end = plan.steps_per_epoch if plan.end is None else plan.end
-    by_remainder = 1 - plan.position(end) / (end * plan.batch_size)
-    if by_remainder < share / 2:
-        return (
-            f"{share:.0%} of the rows are masked, most of them by filters: filter once, ahead of "
-            "time, so that batches are full"
-        )
+    if 1 - plan.position(end) / (end * plan.batch_size) < share / 2:
+        words = "filter once, ahead of time, so that batches are full"
+        return f"{share:.0%} of the rows are masked, most of them by filters: {words}"
     fitting = f"batch_size = {math.ceil(plan.num_records / plan.steps_per_epoch)}"
     if plan.remainder == "pad" and plan.epochs != 1:
         fitting = f'remainder = "carry", which fills them from the next epoch, or {fitting}'
     return f"{share:.0%} of the rows are padding at the end of an epoch: take {fitting}"
 
 
-def _overlap(case: Case) -> Proposal | None:
-    look = case.look
-    hidden = min(look.lap_ms - look.loop_ms, look.loop_ms) / look.lap_ms
-    if look.knobs.prefetch or hidden < HIDDEN:
-        return None
-    return Proposal(
-        "without prefetch the loop makes each batch itself, and nothing overlaps",
-        dataclasses.replace(look.knobs, prefetch=2),
-    )
-
-
-def _bridge(case: Case) -> Proposal | None:
-    look = case.look
-    more = math.ceil(look.longest_waiting_ms / max(look.loop_ms, 1e-3))
-    depth = min(_DEEPEST, look.knobs.prefetch + more)
-    if not look.in_bursts or depth <= look.knobs.prefetch:
-        return None
-    more_bytes = bytes_in_words((depth - look.knobs.prefetch) * look.bytes_per_batch)
-    return Proposal(
-        f"more batches ahead bridge the slow ones, for {more_bytes} more on the devices",
-        dataclasses.replace(look.knobs, prefetch=depth),
-    )
-
-
-def _whole_chunks(case: Case) -> Proposal | None:
-    pipeline = case.loader.pipeline
-    block = getattr(pipeline.source, "block_size", 1)
+def _whole_chunks(case: Case) -> str | None:
+    order = case.loader.pipeline.order
+    block = getattr(case.loader.pipeline.source, "block_size", 1)
     if case.bottleneck != "read" or not 1 < block < case.loader.plan.num_records:
         return None
-    if isinstance(pipeline.order, BlockShuffle | Sequential):
+    if isinstance(order, BlockShuffle | Sequential):
         return None
-    return Proposal(
-        f"the source reads {block} records at once, and {type(pipeline.order).__name__} jumps "
-        f"between them: BlockShuffle(seed, block_size={block}, window=16) uses up what was read "
-        "(another order of the records, so for a run that begins)"
+    return (
+        f"the source reads {block} records at once, and {type(order).__name__} jumps between them: "
+        f"BlockShuffle(seed, block_size={block}, window=16) uses up what was read (another order "
+        "of the records, so for a run that begins)"
     )
 
 
-def _more_threads(case: Case) -> Proposal | None:
-    look, threads = case.look, 2 * case.look.knobs.helpers
-    if case.bottleneck not in (*HOST_STAGES, "place") or look.cores - look.busy_cores < _FREE_CORES:
-        return None
-    if not threads or look.lap_ms < GAIN * max(look.making_ms(threads), look.loop_ms):
-        return None
-    return Proposal(
-        f"{look.busy_cores:.1f} of {look.cores} cores are busy, so batches can be made side by "
-        "side",
-        dataclasses.replace(look.knobs, threads=threads),
-    )
+def _other_side(case: Case) -> str | None:
+    """Operators that could do their work on the device instead of the host, or the other way."""
+    host, device = ([o for o in case.loader.operators if o.on == on] for on in ("host", "device"))
+    if case.bottleneck == "operators" and case.slow_operator is not None:
+        labels = [operator.label for operator in host]
+        moved = host[labels.index(case.slow_operator) :]  # device operators come last
+        # Of a function, only its author knows whether it would do in jit.
+        functions = any(isinstance(o.transform, PerBatch | PerRecord) for o in moved)
+        if not functions and all("device" in sides(o.transform) for o in moved):
+            names = ", ".join(operator.label for operator in moved)
+            return f'on = "device" for {names}, if the devices have time to spare'
+    if case.bottleneck == "dispatch" and device and "host" in sides(device[0].transform):
+        return f'on = "host" for {device[0].label}: it would be done ahead, on the processor'
+    return None
 
 
-def _onto_the_device(case: Case) -> Proposal | None:
-    host = [operator for operator in case.loader.operators if operator.on == "host"]
-    labels = [operator.label for operator in host]
-    if case.bottleneck != "operators" or case.slow_operator is None:
-        return None
-    moved = host[labels.index(case.slow_operator) :]  # device operators come last
-    if not all(_fits_a_device(operator.transform) for operator in moved):
-        return None
-    names = ", ".join(operator.label for operator in moved)
-    return Proposal(f'on = "device" for {names}, if the devices have time to spare')
-
-
-def _fits_a_device(transform: Transform) -> bool:
-    # Of a function, only its author knows whether it would do in jit.
-    return "device" in sides(transform) and not isinstance(transform, PerBatch | PerRecord)
-
-
-def _back_to_the_host(case: Case) -> Proposal | None:
-    first = next((o for o in case.loader.operators if o.on == "device"), None)
-    if case.bottleneck != "dispatch" or first is None or "host" not in sides(first.transform):
-        return None
-    return Proposal(f'on = "host" for {first.label}: it would be done ahead, on the processor')
-
-
-def _fewer_bytes(case: Case) -> Proposal | None:
+def _fewer_bytes(case: Case) -> str | None:
     leaves = named_leaves(case.loader.pipeline.batch_spec())
     name, leaf = max(leaves, key=lambda item: item[1].dtype.itemsize * math.prod(item[1].shape))
     many = case.look.bytes_per_batch >= _MANY_BYTES
     if case.bottleneck != "place" or leaf.dtype.itemsize == 1 or not many:
         return None
-    return Proposal(
+    return (
         f"{bytes_in_words(case.look.bytes_per_batch)} go onto the devices with each batch, most of "
         f"them leaf {name!r} ({leaf.dtype}{list(leaf.shape)}): send it in a smaller dtype, such as "
         'uint8, and cast or normalise it with on = "device"'
     )
 
 
-def _last_word(case: Case) -> Proposal:
+def _last_word(case: Case) -> str:
     slow = case.slow_operator or "the operators"
     larger = "a larger batch_size: what each batch costs is then shared by more rows"
     small = case.look.bytes_per_batch < _MANY_BYTES
-    words = {
+    return {
         "read": "read less (smaller records, a leaner format), or from somewhere faster",
         "operators": f"make {slow} cheaper, or apply it once, ahead of time, and store that",
         "batch": "a batcher that does less, or leaves of one shape, which need only be stacked",
         "place": larger if small else "fewer or smaller leaves: it is the bytes that take long",
         "dispatch": "device operators that do less",
         "overhead": larger,
-    }
-    return Proposal(words[case.bottleneck])
-
-
-_RULES = (
-    _overlap,
-    _bridge,
-    _whole_chunks,
-    _more_threads,
-    _onto_the_device,
-    _back_to_the_host,
-    _fewer_bytes,
-    _last_word,
-)
+    }[case.bottleneck]

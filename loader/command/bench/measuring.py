@@ -8,6 +8,7 @@ faster again: of data larger than memory, a short run sees the better side.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,7 +18,6 @@ import numpy as np
 
 from loader.data_loader import DataLoader
 from loader.records.words import cores
-from loader.runtime.stats import Stats
 from loader.sources.reading import read_rows
 from loader.transforms.bound_transform import apply_transforms
 
@@ -113,8 +113,11 @@ class Loop:
     def run(self, seconds: float, cores_: int | None = None) -> Look:
         """Go on for so long. The first time, warm up before."""
         endless = self._endless()
-        if not self._warm:
-            self._warm_up(endless, seconds)
+        if not self._warm:  # compile, open files, and use up what was made ahead meanwhile
+            until, self._warm = time.perf_counter() + seconds / 2, True
+            for lap in range(2 + self.knobs.prefetch + 2 * self.knobs.helpers):
+                if lap < 2 or time.perf_counter() < until:
+                    next(endless)
         before, processor = self.loader.stats(), time.process_time()
         began = time.perf_counter()
         laps: list[tuple[int, Lap]] = []
@@ -126,9 +129,6 @@ class Loop:
         # A run may be so short that it has no other laps than the first.
         counted = [lap for number, lap in laps if number >= self._starting]
         times = 1e3 * np.array(counted or [lap for _, lap in laps])
-        return self._look(times, stats, cores_ or cores(), busy)
-
-    def _look(self, times: np.ndarray, stats: Stats, cores_: int, busy: float) -> Look:
         batches = max(1, stats.batches)
         waiting, arriving, step = times.mean(axis=0).tolist()
         return Look(
@@ -145,70 +145,48 @@ class Loop:
             longest_waiting_ms=float(times[:, 0].max()),
             arriving_ms=arriving,
             step_ms=None if self.step is None else step,
-            cores=cores_,
+            cores=cores_ or cores(),
             busy_cores=busy,
         )
 
-    def _warm_up(self, endless: Iterator[Any], seconds: float) -> None:
-        """Compile, open files, and use up what was made ahead meanwhile, if that is soon done."""
-        for _ in range(2):
-            next(endless)
-        until = time.perf_counter() + seconds / 2
-        for _ in range(self.knobs.prefetch + 2 * self.knobs.helpers):
-            if time.perf_counter() < until:
-                next(endless)
-        self._warm = True
-
     def _endless(self) -> Iterator[tuple[int, Lap]]:
-        """One lap after the other, counted from a start of the loader, which starts again."""
+        """One lap after the other, each with its number since the loader has started (again)."""
         if self.loader.plan.end == 0:
             raise ValueError("the loader has no batches, so there is nothing to time")
         while True:
             iter(self.loader)  # which may be after its last batch, and end without another
-            number = 0
-            while (lap := self._lap()) is not None:
-                yield number, lap
-                number += 1
-
-    def _lap(self) -> Lap | None:
-        """The lap of one batch; None at the end of the run."""
-        asked = time.perf_counter()
-        try:
-            batch = next(self.loader)
-        except StopIteration:
-            return None
-        given = time.perf_counter()
-        jax.block_until_ready(batch)
-        arrived = time.perf_counter()
-        if self.step is not None:
-            jax.block_until_ready(self.step(batch))
-        return given - asked, arrived - given, time.perf_counter() - arrived
+            for number in itertools.count():
+                asked = time.perf_counter()
+                try:
+                    batch = next(self.loader)
+                except StopIteration:
+                    break
+                given = time.perf_counter()
+                jax.block_until_ready(batch)
+                arrived = time.perf_counter()
+                if self.step is not None:
+                    jax.block_until_ready(self.step(batch))
+                over = time.perf_counter()
+                yield number, (given - asked, arrived - given, over - arrived)
 
 
 def operators_ms(loader: DataLoader) -> dict[str, float]:
     """Milliseconds of each host operator for a batch, on its own; the loader does not move."""
-    end = loader.plan.end
-    steps = range(_BATCHES if end is None else min(_BATCHES, end))
-    runs = [_one_batch(loader, step) for step in steps]
+    pipeline, plan, runs = loader.pipeline, loader.plan, []
+    for step in range(_BATCHES if plan.end is None else min(_BATCHES, plan.end)):
+        positions = np.arange(*plan.span(step))
+        records = pipeline.order.records(positions, plan.num_records)
+        rows, there = read_rows(pipeline.source, records, ragged=True)
+        positions = positions if there is None else positions[there]
+        runs.append([])
+        for stage in pipeline.transforms:
+            began = time.perf_counter()
+            if positions.size:  # else a filter has let nothing pass
+                rows, kept = apply_transforms([stage], rows, positions)
+                positions = positions if kept is None else positions[kept]
+            runs[-1].append(1e3 * (time.perf_counter() - began))
     labels = [operator.label for operator in loader.operators if operator.on == "host"]
-    times: dict[str, float] = {}
+    times = dict.fromkeys(labels, 0.0)
     for label, own in zip(labels, zip(*runs, strict=True), strict=True):
-        times[label] = times.get(label, 0.0) + min(own)
-    return times
-
-
-def _one_batch(loader: DataLoader, step: int) -> list[float]:
-    pipeline = loader.pipeline
-    positions = np.arange(*loader.plan.span(step))
-    indices = pipeline.order.records(positions, loader.plan.num_records)
-    rows, there = read_rows(pipeline.source, indices, ragged=True)
-    if there is not None:
-        positions = positions[there]
-    times = []
-    for stage in pipeline.transforms:
-        began = time.perf_counter()
-        if positions.size:  # else a filter has let nothing pass
-            rows, kept = apply_transforms([stage], rows, positions)
-            positions = positions if kept is None else positions[kept]
-        times.append(1e3 * (time.perf_counter() - began))
+        times[label] += min(own)
     return times

@@ -15,17 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loader.command.bench.advice import GAIN, Case, Proposal, bottleneck, padding, proposals, reason
+from loader.command.bench.advice import GAIN, Case, bottleneck, padding, proposals, reason
 from loader.command.bench.measuring import HOST_STAGES, Knobs, Look, Loop, Step, operators_ms
 from loader.data_loader import DataLoader
 from loader.records.words import bytes_in_words
 
 _BAR_WIDTH = 16
 _FEW_BATCHES = 10
-_FIGURES = (
-    *("rows_per_s", "bytes_per_s", "batches", "waiting_ms", "arriving_ms", "step_ms"),
-    *("waiting_share", "queue_depth", "masked_share", "cores", "busy_cores"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +34,13 @@ class Trial:
     each_time: bool  # whether it was faster every time, and not only on the average
 
     @property
-    def gained(self) -> bool:
-        """Whether the turn is worth it, and not just the machine's mood."""
-        return self.each_time and self.gain >= GAIN
-
-    @property
     def gain(self) -> float:
         return self.rows_per_s_after / max(self.rows_per_s_before, 1e-9)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "gain": self.gain, "gained": self.gained}
+    @property
+    def gained(self) -> bool:
+        """Whether the turn is worth it, and not just the machine's mood."""
+        return self.each_time and self.gain >= GAIN
 
     def __str__(self) -> str:
         before, after = f"{self.rows_per_s_before:,.0f}", f"{self.rows_per_s_after:,.0f}"
@@ -68,32 +61,33 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        return {
-            **{name: getattr(self.look, name) for name in _FIGURES},
-            "stages_ms": dict(self.look.stages_ms),
-            "knobs": dataclasses.asdict(self.look.knobs),
-            "bottleneck": self.bottleneck,
-            "reason": self.reason,
-            "knob": self.knob,
-            "advice": self.advice,
-            "tried": [trial.to_json() for trial in self.tried],
-            "notes": list(self.notes),
-        }
+        look = self.look
+        figures = ("bytes_per_s", "waiting_share")
+        tried = [{**dataclasses.asdict(t), "gain": t.gain, "gained": t.gained} for t in self.tried]
+        words = {name: getattr(self, name) for name in ("bottleneck", "reason", "knob", "advice")}
+        numbers = {**dataclasses.asdict(look), **{name: getattr(look, name) for name in figures}}
+        return {**numbers, **words, "tried": tried, "notes": list(self.notes)}
 
     def show(self, console: Console) -> None:
         """Print the verdict for a person."""
         look = self.look
         means = f"threads = {max(1, look.knobs.threads)} and prefetch = {look.knobs.prefetch}"
         pace = f", {bytes_in_words(look.bytes_per_s)}/s over {look.batches} batches, with {means}"
-        console.print(Text.assemble((f"{look.rows_per_s:,.0f} rows/s", "bold"), pace))
-        console.print()
-        console.print(self._times())
-        console.print()
+        times = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+        for head in ("", "", "ms per batch", "of its time"):
+            times.add_column(head, no_wrap=True, justify="right" if "ms" in head else "left")
+        last = None
+        for who, what, ms, share in _where_the_time_goes(look):
+            bar = "█" * round(_BAR_WIDTH * min(1.0, share))
+            times.add_row(who if who != last else "", what, f"{ms:,.2f}", f"{share:4.0%} {bar}")
+            last = who
         words = Table.grid(padding=(0, 2))
         words.add_column(no_wrap=True)
         for name, text in self._words():
             words.add_row(name, text)
-        console.print(words)
+        head = Text.assemble((f"{look.rows_per_s:,.0f} rows/s", "bold"), pace)
+        for part in (head, "", times, "", words):
+            console.print(part)
 
     def _words(self) -> Iterator[tuple[str, Text]]:
         yield "bottleneck", Text.assemble((self.bottleneck, "bold"), f": {self.reason}")
@@ -108,19 +102,6 @@ class Verdict:
             yield "turn next", Text(self.advice)
         for note in self.notes:
             yield "note", Text(note)
-
-    def _times(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-        table.add_column("", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        table.add_column("ms per batch", justify="right")
-        table.add_column("of its time", no_wrap=True)
-        last = None
-        for who, what, ms, share in _where_the_time_goes(self.look):
-            bar = "█" * round(_BAR_WIDTH * min(1.0, share))
-            table.add_row(who if who != last else "", what, f"{ms:,.2f}", f"{share:4.0%} {bar}")
-            last = who
-        return table
 
 
 def _where_the_time_goes(look: Look) -> Iterator[tuple[str, str, float, float]]:
@@ -165,8 +146,11 @@ def bench(
             if proposal.knobs is not None:
                 tried.append(_try(proposal.knobs, build, loop, seconds / 2))
             if proposal.knobs is None or tried[-1].gained:
-                return _verdict(case, proposal, tried)
-    raise AssertionError("the last rule always proposes something")
+                knob = None if proposal.knobs is None else tried[-1].line
+                notes = tuple(note for note in _notes(case) if note != proposal.words)
+                words = (part, reason(look, part), knob, proposal.words)
+                return Verdict(look, *words, tuple(tried), notes)
+    raise AssertionError("the last proposal needs no trial")
 
 
 def _try(knobs: Knobs, build: Callable[[Knobs], DataLoader], loop: Loop, seconds: float) -> Trial:
@@ -175,32 +159,16 @@ def _try(knobs: Knobs, build: Callable[[Knobs], DataLoader], loop: Loop, seconds
         turned = Loop(loader, knobs, loop.step)
         first, *after, last = [own.run(seconds / 4) for own in (loop, turned, turned, loop)]
     before = [first, last]
-    threads = f"threads = {knobs.threads}"
-    return Trial(
-        threads if knobs.threads != loop.knobs.threads else f"prefetch = {knobs.prefetch}",
-        _rows_per_s(before),
-        _rows_per_s(after),
-        each_time=min(a.rows_per_s for a in after) > max(b.rows_per_s for b in before),
-    )
+    turned_threads = knobs.threads != loop.knobs.threads
+    line = f"threads = {knobs.threads}" if turned_threads else f"prefetch = {knobs.prefetch}"
+    each_time = min(a.rows_per_s for a in after) > max(b.rows_per_s for b in before)
+    return Trial(line, _rows_per_s(before), _rows_per_s(after), each_time)
 
 
 def _rows_per_s(looks: Sequence[Look]) -> float:
     """What the loop got through in all of these stretches."""
-    seconds = [look.batches * look.lap_ms for look in looks]
-    rows = sum(look.rows_per_s * own for look, own in zip(looks, seconds, strict=True))
-    return rows / max(sum(seconds), 1e-9)
-
-
-def _verdict(case: Case, proposal: Proposal, tried: list[Trial]) -> Verdict:
-    return Verdict(
-        look=case.look,
-        bottleneck=case.bottleneck,
-        reason=reason(case.look, case.bottleneck),
-        knob=None if proposal.knobs is None else tried[-1].line,
-        advice=proposal.words,
-        tried=tuple(tried),
-        notes=tuple(note for note in _notes(case) if note != proposal.words),
-    )
+    rows = sum(look.rows_per_s * look.batches * look.lap_ms for look in looks)
+    return rows / max(sum(look.batches * look.lap_ms for look in looks), 1e-9)
 
 
 def _notes(case: Case) -> Iterator[str]:

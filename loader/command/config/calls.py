@@ -21,14 +21,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from loader.command.config.problems import (
-    ConfigError,
-    Problem,
-    did_you_mean,
-    listed,
-    nearest,
-    one_line,
-)
+import jax
+
+from loader.command.config.problems import ConfigError, Problem, did_you_mean, listed, one_line
 from loader.command.config.toml import Document, Path
 
 MISSING: Any = object()
@@ -74,9 +69,8 @@ class Reader:
     def made(self, path: Path, table: Any, **given: Any) -> Any:
         """What the table's `kind` makes of its other keys and of what is given besides."""
         if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
-            came = repr(table.get("kind", "none")) if isinstance(table, dict) else repr(table)
-            what = f"{name_of(path)} must be a table with a text as `kind`, got {came}"
-            return self.note(path, what)
+            name = ".".join(map(str, path))
+            return self.note(path, f"{name} must be a table with a text as `kind`, got {table!r}")
         target = self._target((*path, "kind"), table["kind"])
         if target is MISSING:
             return MISSING
@@ -90,14 +84,14 @@ class Reader:
     ) -> Any:
         """`target` called with the keys of the table as arguments."""
         known, takes_any = _parameters(target)
-        before, meant = len(self.problems), set[str]()
+        before, hints = len(self.problems), ""
         for key in table:
             if key in given:
                 self.note((*path, key), f"{key!r} of {label} is what comes before: leave it out")
             elif key not in known and not takes_any:
-                near = nearest(key, [name for name in known if name not in given])
-                meant.update(near)
-                hint = did_you_mean(near) or f"; it takes {listed(list(known)) or 'none'}"
+                near = did_you_mean(key, [name for name in known if name not in given])
+                hints += near
+                hint = near or f"; it takes {listed(list(known)) or 'none'}"
                 self.note((*path, key), f"{label} has no key {key!r}{hint}")
         values = {key: self.value((*path, key), value) for key, value in table.items()}
         items: Any = ()
@@ -108,7 +102,9 @@ class Reader:
                     self.note((*path, key), f"{key!r} of {label} must be a list, got {items!r}")
             elif key in values:
                 self._check_type((*path, key), values[key], parameter.annotation, label)
-            elif parameter.default is inspect.Parameter.empty and key not in {*given, *meant}:
+            elif parameter.default is inspect.Parameter.empty and not (
+                key in given or f"{key!r}?" in hints  # it is there, misspelt
+            ):
                 self.note(path, f"{label} needs {key!r}")
         if len(self.problems) > before or any(value is MISSING for value in given.values()):
             return MISSING
@@ -145,9 +141,10 @@ class Reader:
 
     def culprit(self, path: Path, table: Mapping[str, Any], message: str) -> Path:
         """The key that a message speaks of, by its name or its text; else the whole table."""
-        for inner, text in _texts(table, path):
-            if inner[-1] != "kind" and repr(expanded(text)) in message:
-                return inner
+        for key, value in table.items():
+            texts = [expanded(text) for text in jax.tree.leaves(value) if isinstance(text, str)]
+            if any(repr(text) in message for text in texts):
+                return (*path, key)
         words = {key: re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", message) for key in table}
         named = [(found.start(), key) for key, found in words.items() if found]
         return (*path, min(named)[1]) if named else path
@@ -161,7 +158,7 @@ class Reader:
         if kind in self.kinds:
             return self.kinds[kind]
         others = f"; there are {listed(sorted(self.kinds))}; your own are 'module:name'"
-        hint = did_you_mean(nearest(kind, self.kinds)) or others
+        hint = did_you_mean(kind, self.kinds) or others
         return self.note(path, f"there is no kind {kind!r}{hint}")
 
     def _check_type(self, path: Path, value: Any, annotation: Any, label: str) -> None:
@@ -170,7 +167,7 @@ class Reader:
             return
         words = [_IN_WORDS.get(one, repr(one)) for one in wanted if one is not type(None)]
         texts = [one for one in wanted if isinstance(one, str)]
-        hint = did_you_mean(nearest(value, texts)) if isinstance(value, str) else ""
+        hint = did_you_mean(value, texts) if isinstance(value, str) else ""
         self.note(path, f"{path[-1]!r} of {label} must be {listed(words)}, got {value!r}{hint}")
 
 
@@ -204,23 +201,6 @@ def expanded(text: str) -> str:
     return text.replace("{stdlib}", sysconfig.get_path("stdlib"))
 
 
-def name_of(path: Path) -> str:
-    """A path as it would be written: `operators[0].size`."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text or "the file"
-
-
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """All texts in a value, at any depth, with their paths."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(item, (*path, key))
-
-
 def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     """The arguments that can be given by name, and whether any other name can be given too.
 
@@ -234,15 +214,14 @@ def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     known: dict[str, inspect.Parameter] = {}
     takes_any = False
     for parameter in parameters[isinstance(target, type) :]:  # without self
+        options = typing.get_args(parameter.annotation)
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             known[parameter.name] = parameter
-        elif options := typing.get_args(parameter.annotation):
+        elif options:
             for name, annotation in typing.get_type_hints(options[0]).items():
-                known[name] = inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-                )
-        else:
-            takes_any = True
+                optional = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+                known[name] = optional.replace(annotation=annotation)
+        takes_any = takes_any or (parameter.kind is inspect.Parameter.VAR_KEYWORD and not options)
     return {name: p for name, p in known.items() if name not in _FOR_PROGRAMS}, takes_any
 
 

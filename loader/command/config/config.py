@@ -13,7 +13,6 @@
 A key that is not known, or has no effect, is an error; all errors are told at once.
 """
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from jax.sharding import Mesh
 from loader.batchers import BatcherModule
 from loader.command.config.calls import MISSING, Reader
 from loader.command.config.kinds import Kinds
-from loader.command.config.problems import ConfigError, Problem, did_you_mean, nearest, one_line
+from loader.command.config.problems import ConfigError, Problem, did_you_mean, one_line
 from loader.command.config.sections import (
     LoaderSettings,
     TrainSettings,
@@ -41,8 +40,10 @@ from loader.sources.reading import record_spec
 from loader.transforms.operator_module import as_operator, as_operators
 from loader.transforms.transform import SpecUnknown, spec_after
 
-_PIPELINE = ("source", "order", "operators", "batcher", "loader", "mesh", "sharding")
-_SECTIONS = (*_PIPELINE, "train", "held_out")
+_SECTIONS = (
+    *("source", "order", "operators", "batcher", "loader", "mesh", "sharding"),
+    *("train", "held_out"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[st
     if "train" in tree:
         train = reader.called(("train",), TrainSettings, reader.table("train"), "[train]")
     arguments = _arguments(reader, settings, sharder)
-    loader = _loader(reader, ("operators",), arguments)
+    loader = _loader(reader, ("loader",), arguments)
     held_out = _held_out(reader, settings, sharder) if "held_out" in tree else None
     reader.refuse_problems()
     assert arguments is not None
@@ -94,7 +95,7 @@ def _refuse_sections(reader: Reader) -> None:
     tree = reader.document.tree
     for section in tree:
         if section not in _SECTIONS:
-            hint = did_you_mean(nearest(section, _SECTIONS))
+            hint = did_you_mean(section, _SECTIONS)
             if section in {field.name for field in dataclasses.fields(LoaderSettings)}:
                 hint = f"; did you mean the key {section!r} of [loader]?"
             reader.note((section,), f"there is no section [{section}]{hint}")
@@ -109,105 +110,80 @@ def _arguments(reader: Reader, settings: Any, sharder: Any) -> dict[str, Any] | 
     """What the loader is made of; None if a part without which nothing can be said is missing."""
     tree = reader.document.tree
     source = reader.source(("source",), tree["source"]) if "source" in tree else MISSING
-    tables = tree.get("operators", [])
-    made: Any = MISSING
-    if isinstance(tables, list):
-        made = [reader.made(("operators", place), table) for place, table in enumerate(tables)]
-    else:
-        words = "operators are a list: write [[operators]] before each of them"
-        reader.note(("operators",), words)
-    others = {
-        "sharder": sharder,
-        "order": _of_kind(reader, "order", "an order, such as Shuffle", _is_order),
-        "batcher": _of_kind(reader, "batcher", "a batcher, such as PadBatcher", _is_batcher),
-    }
-    common = _common(reader, ("source",), source, ("operators",), made, settings)
+    operators = tree.get("operators", [])
+    if isinstance(operators, list):
+        operators = [reader.made(("operators", n), table) for n, table in enumerate(operators)]
+    given = {"sharder": sharder, "order": None, "batcher": None}
+    for section, words, fits in (
+        ("order", "an order, such as Shuffle", lambda made: hasattr(made, "records")),
+        ("batcher", "a batcher, such as PadBatcher", lambda made: isinstance(made, BatcherModule)),
+    ):
+        if section in tree:
+            made = given[section] = reader.made((section,), tree[section])
+            if made is not MISSING and not fits(made):
+                came = f"[{section}] must be {words}, got {type(made).__name__}"
+                given[section] = reader.note((section,), came)
+    common = _common(reader, (), source, operators, settings)
     if common is None:
         return None
-    # What is wrong with the others was noted: without them, the rest can still be looked at.
+    # What is wrong with those given was noted: without them, the rest can still be looked at.
     return {
         **common,
-        **{name: None if part is MISSING else part for name, part in others.items()},
+        **{name: None if part is MISSING else part for name, part in given.items()},
         "epochs": None if settings.epochs == "endless" else settings.epochs,
         **{key: getattr(settings, key) for key in ("remainder", "steps", "microbatches")},
     }
 
 
-def _is_order(made: Any) -> bool:
-    return hasattr(made, "records")
-
-
-def _is_batcher(made: Any) -> bool:
-    return isinstance(made, BatcherModule)
-
-
-def _of_kind(reader: Reader, section: str, words: str, fits: Any) -> Any:
-    if section not in reader.document.tree:
-        return None
-    made = reader.made((section,), reader.document.tree[section])
-    if made is MISSING or fits(made):
-        return made
-    return reader.note((section,), f"[{section}] must be {words}, got {type(made).__name__}")
-
-
 def _held_out(reader: Reader, settings: Any, sharder: Any) -> Any:
     """The loader over what is held out."""
-    table, where = reader.table("held_out"), ("held_out", "operators")
+    table = reader.table("held_out")
     parts = reader.called(("held_out",), held_out_parts, table, "[held_out]")
     if parts is MISSING or sharder is MISSING:
         return MISSING
-    common = _common(reader, ("held_out", "source"), parts[0], where, parts[1], settings)
-    return _loader(reader, where, None if common is None else {**common, "sharder": sharder})
+    common = _common(reader, ("held_out",), *parts, settings)
+    return _loader(
+        reader, ("held_out",), None if common is None else {**common, "sharder": sharder}
+    )
 
 
 def _common(
-    reader: Reader, at: Any, source: Any, where: Any, operators: Any, settings: Any
+    reader: Reader, within: tuple[str, ...], source: Any, operators: Any, settings: Any
 ) -> dict[str, Any] | None:
     """Source and operators as the loader takes them, and what all loaders of a file have alike."""
+    at, where = (*within, "source"), (*within, "operators")
     if source is not MISSING:
         source = reader.attempt(at, lambda: as_source(source))
     if not isinstance(operators, list | tuple):
-        if operators is not MISSING:
-            reader.note(where, f"operators are a list: [{{ kind = ... }}], got {operators!r}")
+        words = "write [[operators]] before each, or operators = [{ kind = ... }]"
+        reader.note(where, f"operators are a list: {words}; got {operators!r}")
         return None
-    made = [
+    made: Any = [
         one if one is MISSING else reader.attempt((*where, n), lambda one=one: as_operator(one))
         for n, one in enumerate(operators)
     ]
     if any(part is MISSING for part in (source, settings, *made)):
         return None
     made = reader.attempt(where, lambda: as_operators(made))  # host before device
-    if made is MISSING or not _fit(reader, at, source, where, made):
-        return None
-    return {
-        "source": source,
-        "operators": made,
-        "batch_size": settings.batch_size,
-        "workers": Threads(settings.threads),
-        "prefetch": settings.prefetch,
-    }
-
-
-def _fit(reader: Reader, at: Any, source: Any, where: Any, operators: list[Any]) -> bool:
-    """Whether each operator can do its work on what comes before it, as far as it is known."""
     spec = reader.attempt(at, lambda: record_spec(source))
-    if spec is MISSING:
-        return False
-    with contextlib.suppress(SpecUnknown):
-        for place, operator in enumerate(operators):
-            try:
-                stage = operator.bound(place)
-                spec = spec_after(stage.transform, stage.name, spec)
-            except SpecUnknown:
-                raise
-            except Exception as error:
-                reader.note((*where, place), one_line(error))
-                return False
-    return True
+    if made is MISSING or spec is MISSING:
+        return None
+    # Whether each operator can do its work on what comes before it, as far as it is known.
+    for place, operator in enumerate(made):
+        try:
+            stage = operator.bound(place)
+            spec = spec_after(stage.transform, stage.name, spec)
+        except SpecUnknown:
+            break
+        except Exception as error:
+            reader.note((*where, place), one_line(error))
+            return None
+    means = {"workers": Threads(settings.threads), "prefetch": settings.prefetch}
+    return {"source": source, "operators": made, "batch_size": settings.batch_size, **means}
 
 
 def _loader(reader: Reader, where: Any, arguments: dict[str, Any] | None) -> Any:
-    """The loader; a refusal is noted where it belongs: a key of [loader], operators, devices."""
+    """The loader; a refusal is noted where it belongs: a key of [loader], a section, devices."""
     if arguments is None:
         return MISSING
     tree = reader.document.tree

@@ -76,20 +76,16 @@ def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = Non
 
 
 KINDS: Kinds = {
-    "ArrayRecordSource": ArrayRecordSource,
     "ArraySource": _arrays,
-    "FilesSource": FilesSource,
-    "Mapped": Mapped,
     "Mixture": _mixture,
-    "Msgpack": Msgpack,
     "Packed": _packed,
     "RawArrays": _raw_arrays,
-    "TensorStoreSource": TensorStoreSource,
-    "TextLinesSource": TextLinesSource,
-    "TokenWindows": TokenWindows,
-    "Sequential": Sequential,
-    "Shuffle": Shuffle,
-    "BlockShuffle": BlockShuffle,
-    "DefaultBatcher": DefaultBatcher,
-    "PadBatcher": PadBatcher,
+    **{
+        kind.__name__: kind
+        for kind in (
+            *(ArrayRecordSource, FilesSource, Mapped, Msgpack, TensorStoreSource),
+            *(TextLinesSource, TokenWindows, Sequential, Shuffle, BlockShuffle),
+            *(DefaultBatcher, PadBatcher),
+        )
+    },
 }

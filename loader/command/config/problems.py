@@ -16,16 +16,6 @@ class Problem:
     line: int | None
     message: str
 
-    @property
-    def place(self) -> str:
-        """What follows the name of the file."""
-        if self.line is None:
-            return ""
-        return ", with --set" if self.line == NOT_IN_THE_FILE else f":{self.line}"
-
-    def to_json(self) -> dict[str, int | str | None]:
-        return {"line": self.line or None, "message": self.message}
-
 
 class ConfigError(ValueError):
     """A configuration that cannot be used, and why."""
@@ -37,18 +27,16 @@ class ConfigError(ValueError):
 
     def lines(self) -> list[str]:
         """The problems as `file:line: message`, in the order of the file."""
-        return [f"{self.path}{p.place}: {p.message}" for p in self.problems]
+        places = {None: "", NOT_IN_THE_FILE: ", with --set"}
+        lines = [(places.get(p.line, f":{p.line}"), p.message) for p in self.problems]
+        return [f"{self.path}{place}: {message}" for place, message in lines]
 
 
-def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """The known word that is nearest, if one is near at all."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message, with the known word that is nearest, if one is near at all."""
     choices = {name.lower(): name for name in known}
-    return [choices[c] for c in difflib.get_close_matches(word.lower(), choices, 1, cutoff=0.5)]
-
-
-def did_you_mean(words: list[str]) -> str:
-    """The end of a message, with what is nearest, if anything is."""
-    return f"; did you mean {words[0]!r}?" if words else ""
+    near = difflib.get_close_matches(word.lower(), choices, 1, cutoff=0.5)
+    return f"; did you mean {choices[near[0]]!r}?" if near else ""
 
 
 def listed(words: Sequence[str]) -> str:

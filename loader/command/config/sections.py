@@ -16,8 +16,18 @@ from loader.command.config.calls import MISSING, Reader
 from loader.order.plan import Remainder
 from loader.sharding.mesh_sharder import MeshSharder
 
-_NOT_SPLIT = "-"
 _MOST_CPU_DEVICES = 1024
+
+
+def _refuse_less(settings: Any, **least: int) -> None:
+    for key, number in least.items():
+        value = getattr(settings, key)
+        if type(value) is int and value < number:
+            raise ValueError(f"{key} must be at least {number}, got {value}")
+
+
+def _refuse_small_sizes(task: Any) -> None:
+    _refuse_less(task, **{f.name: 1 for f in dataclasses.fields(task) if f.type is int})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +43,7 @@ class LoaderSettings:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "epochs": 1, "steps": 0, "microbatches": 1}
-        _refuse_less(self, {**least, "threads": 0, "prefetch": 0})
+        _refuse_less(self, batch_size=1, epochs=1, microbatches=1, steps=0, threads=0, prefetch=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +54,7 @@ class Classify:
     label: str = "label"
     classes: int = 10
     width: int = 128
-
-    def __post_init__(self) -> None:
-        _refuse_less(self, {"classes": 2, "width": 1})
+    __post_init__ = _refuse_small_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +64,7 @@ class Regress:
     input: str = "x"
     target: str = "y"
     width: int = 128
-
-    def __post_init__(self) -> None:
-        _refuse_less(self, {"width": 1})
+    __post_init__ = _refuse_small_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +78,7 @@ class NextToken:
     width: int = 64
     depth: int = 2
     heads: int = 4
-
-    def __post_init__(self) -> None:
-        _refuse_less(self, {"vocabulary": 2, "width": 1, "depth": 1, "heads": 1})
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} does not divide into {self.heads} heads")
+    __post_init__ = _refuse_small_sizes
 
 
 TASKS = {"Classify": Classify, "Regress": Regress, "NextToken": NextToken}
@@ -96,24 +97,14 @@ class TrainSettings:
     def __post_init__(self) -> None:
         own = all(callable(getattr(self.task, name, None)) for name in ("model", "measure"))
         if type(self.task) not in TASKS.values() and not own:
-            raise ValueError(
-                "task must be Classify, Regress, NextToken, or have the methods model and "
-                f"measure: it is {type(self.task).__name__}"
-            )
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(
-                f"learning_rate must be greater than 0 and finite, got {self.learning_rate}"
-            )
-        _refuse_less(self, {"checkpoint_every": 1, "keep": 1, "seed": 0})
+            words = f"{', '.join(TASKS)}, or have the methods model and measure"
+            raise ValueError(f"task must be {words}: it is {type(self.task).__name__}")
+        rate = self.learning_rate
+        if not 0 < rate < math.inf:
+            raise ValueError(f"learning_rate must be greater than 0 and finite, got {rate}")
+        _refuse_less(self, checkpoint_every=1, keep=1, seed=0)
         if self.seed >= 2**32:
             raise ValueError(f"seed must be less than 2**32, got {self.seed}")
-
-
-def _refuse_less(settings: Any, least: dict[str, int]) -> None:
-    for key, number in least.items():
-        value = getattr(settings, key)
-        if type(value) is int and value < number:
-            raise ValueError(f"{key} must be at least {number}, got {value}")
 
 
 def held_out_parts(source: Any, operators: Any = ()) -> tuple[Any, Any]:
@@ -168,16 +159,13 @@ def read_sharder(reader: Reader, mesh: Any) -> Any:
 
 def _leaf_rules(rules: Any) -> list[tuple[str, PartitionSpec]]:
     """What [sharding] says: `rules = [["image", ["data", "-"]], ["label", ["data"]]]`."""
-    if not isinstance(rules, list):
-        raise ValueError(f"rules must be a list of pairs, got {rules!r}")
-    for rule in rules:
+    made = []
+    for rule in rules if isinstance(rules, list) else [rules]:
         match rule:
-            case [str(), list()]:
-                continue
-        example = f'["image", ["data", "{_NOT_SPLIT}"]]'
-        raise ValueError(f"rules are pairs such as {example}, got {rule!r}")
-    return [(leaf, PartitionSpec(*map(_axis, axes))) for leaf, axes in rules]
-
-
-def _axis(axis: Any) -> Any:
-    return None if axis == _NOT_SPLIT else tuple(axis) if isinstance(axis, list) else axis
+            case [str(leaf), list(axes)]:
+                axes = [tuple(axis) if isinstance(axis, list) else axis for axis in axes]
+                made.append((leaf, PartitionSpec(*(None if a == "-" else a for a in axes))))
+            case _:
+                example = '[["image", ["data", "-"]], ["label", ["data"]]]'
+                raise ValueError(f"rules are a list of pairs such as {example}, got {rule!r}")
+    return made

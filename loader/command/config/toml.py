@@ -46,39 +46,30 @@ class Document:
         tree, lines = copy.deepcopy(self.tree), dict(self.lines)
         for change in changes:
             key, equals, text = change.partition("=")
-            keys = [part.strip() for part in key.split(".")]
             try:
-                if not equals or not all(keys):
-                    raise LookupError("write table.key=value")
-                path = _set(tree, keys, _value(text.strip()))
+                path = _set(tree, key.split(".") if equals else [], text.strip())
             except (LookupError, ValueError) as error:
-                why = "write table.key=value, for a place that there is"
-                problem = Problem(None, f"cannot set {change!r}: {why}")
-                raise ConfigError(self.name, [problem]) from error
+                words = f"cannot set {change!r}: write table.key=value, for a place that there is"
+                raise ConfigError(self.name, [Problem(None, words)]) from error
             lines = {p: line for p, line in lines.items() if p[: len(path)] != path}
             lines[path] = NOT_IN_THE_FILE
         return Document(self.name, tree, lines)
 
 
-def _set(node: Any, keys: list[str], value: Any) -> Path:
+def _set(node: Any, keys: list[str], text: str) -> Path:
     """Put the value where the keys lead, making tables on the way; gives its path."""
-    place: Any = int(keys[0]) if isinstance(node, list) else keys[0]
+    place: Any = int(keys[0]) if isinstance(node, list) else keys[0].strip()
+    if not isinstance(node, dict | list) or place == "":
+        raise LookupError(place)
     if isinstance(node, dict):
         node.setdefault(place, {})
-    elif not isinstance(node, list):
-        raise LookupError(place)
     if len(keys) > 1:
-        return (place, *_set(node[place], keys[1:], value))
-    node[place] = value
-    return (place,)
-
-
-def _value(text: str) -> Any:
+        return (place, *_set(node[place], keys[1:], text))
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        node[place] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
+        node[place] = text
+    return (place,)
 
 
 def read_toml(text: str, name: str) -> Document:
@@ -93,44 +84,29 @@ def read_toml(text: str, name: str) -> Document:
     lines: dict[Path, int] = {}
     table: Path = ()
     sizes: dict[Path, int] = {}  # of arrays of tables, so far
-    for line, statement, parsed in _statements(text):
+    for line, statement, node in _statements(text):
         header = statement.lstrip().startswith("[")
-        path = _header_path(parsed, sizes) if header else _key_path(parsed, table)
+        path = () if header else table
+        while (isinstance(node, dict) and len(node) == 1) or (header and isinstance(node, list)):
+            if isinstance(node, list):
+                sizes[path] = sizes.get(path, 0) + 1
+                path, node = (*path, sizes[path] - 1), node[0]
+            else:
+                ((key, node),) = node.items()
+                path = (*path, key)
+                if path in sizes and isinstance(node, dict):
+                    path = (*path, sizes[path] - 1)  # a table of the last of an array
+            for end in range(len(path)):
+                lines.setdefault(path[: end + 1], line)
         table = path if header else table
-        for end in range(len(path)):
-            lines.setdefault(path[: end + 1], line)
     return Document(name, tree, lines)
 
 
-def _key_path(node: Any, path: Path) -> Path:
-    """The path of `a.b = ...`: as far as there is one key."""
-    while isinstance(node, dict) and len(node) == 1:
-        ((key, node),) = node.items()
-        path = (*path, key)
-    return path
-
-
-def _header_path(node: Any, sizes: dict[Path, int]) -> Path:
-    """The path of `[a.b]` or `[[a.b]]`, with the places in arrays of tables."""
-    path: Path = ()
-    while node:
-        if isinstance(node, list):
-            sizes[path] = sizes.get(path, 0) + 1
-            path, node = (*path, sizes[path] - 1), node[0]
-            continue
-        ((key, node),) = node.items()
-        path = (*path, key)
-        if path in sizes and not isinstance(node, list):
-            path = (*path, sizes[path] - 1)  # a table of the last of an array
-    return path
-
-
-def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _statements(text: str) -> Iterator[tuple[int, str, Any]]:
     """Each statement with the number of its first line and what it says by itself."""
     first, pending = 0, ""
     for number, line in enumerate(text.split("\n"), 1):
-        if not pending:
-            first = number
+        first = first if pending else number
         pending += f"{line}\n"
         if number > first and not _CLOSING.search(line):
             continue  # nothing ends here: trying each line of a long list would take for ever

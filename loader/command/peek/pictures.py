@@ -18,7 +18,6 @@ import numpy as np
 
 from loader.command.peek.texts import visible
 from loader.records.optional import optional
-from loader.records.spec import VALID_MASK
 from loader.records.whole_file import write_whole
 
 MOST_ROWS = 64
@@ -27,6 +26,7 @@ _SIDES = (256, 144)  # pixels of a tile: of few rows, of many
 _WIDTH = 1160  # pixels of all tiles of a line
 _LINE, _CHARACTER = 15, 6.5  # pixels: the height of a line of text, the width of a character
 _CAPTION_LINES, _CAPTION_CHARACTERS = 3, 40
+_EDGE, _LEAST_WIDTH = 8, 560  # pixels
 _CHANNELS = (1, 3, 4)
 _LEAST_SIDE = 5  # of an image without channels: what is smaller is a matrix
 _MOST_NARROW = 4
@@ -56,7 +56,9 @@ class Sheet:
     @property
     def which(self) -> str:
         """In words, which rows are on the sheet."""
-        return _which(self.rows, self.of_rows)
+        if self.rows < self.of_rows:
+            return f"the first {self.rows} of {self.of_rows} rows"
+        return f"all {self.rows} rows" if self.rows > 1 else "the one row"
 
 
 def draw_sheet(
@@ -69,25 +71,26 @@ def draw_sheet(
     found = {name: images for name, leaf in leaves.items() if (images := images_of(leaf))}
     if not found:
         return None
-    rows, notes = min(len(valid), MOST_ROWS), {}
-    drawn: list[list[np.ndarray]] = []
+    rows, notes, drawn = min(len(valid), MOST_ROWS), {}, []
     for name, images in found.items():
-        real = [image for image, there in zip(images, valid, strict=True) if there]
-        black, white, finite = tones_of(real)
-        notes[name] = f"{_what(real or images)}, {black:.4g} is black, {white:.4g} white"
-        notes[name] += "" if finite else ", magenta not finite"
+        real = [image for image, there in zip(images, valid, strict=True) if there] or images
+        black, white, finite = _tones(real)
+        shapes = sorted({"x".join(map(str, image.shape)) for image in real})
+        what = f"{real[0].dtype} {shapes[0] if len(shapes) == 1 else f'of {len(shapes)} sizes'}"
+        tones = f"{black:.4g} is black, {white:.4g} white" + ", magenta not finite" * (not finite)
+        notes[name] = f"{what}, {tones}"
         drawn.append([_pixels(image, black, white) for image in images[:rows]])
-    head = [f"{title} · {_which(rows, len(valid))}"]
-    head += [f"{visible(name)}: {note}" for name, note in notes.items()]
+    sheet = Sheet(path, rows, len(valid), notes, ())
+    head = [f"{title} · {sheet.which}", *(f"{visible(name)}: {notes[name]}" for name in notes)]
     captions = [_caption(leaves, row, bool(valid[row])) for row in range(rows)]
     png, boxes = _png(head, captions, list(zip(*drawn, strict=True)), valid)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, png)
-    return Sheet(path, rows, len(valid), notes, boxes)
+    return dataclasses.replace(sheet, boxes=boxes)
 
 
 def _png(
-    head: Sequence[str], captions: Sequence[str], tiles: Sequence[Any], valid: np.ndarray
+    head: list[str], captions: list[str], tiles: list[Any], valid: np.ndarray
 ) -> tuple[bytes, Any]:
     """The sheet as a file, and where on it the images of each tile are."""
     optional("matplotlib", "drawing the images of a batch", "peek")
@@ -95,54 +98,36 @@ def _png(
 
     side, leaves = _SIDES[len(tiles) > _FEW_ROWS], len(tiles[0])
     across = max(1, min(len(tiles), _WIDTH // (side * leaves)))
-    down = -(-len(tiles) // across)
-    width = max(560, across * leaves * side)
+    width = max(_LEAST_WIDTH, across * leaves * side)
     head = [line for text in head for line in textwrap.wrap(text, int(width / _CHARACTER))]
-    above, gap = (len(head) + 1) * _LINE, (_CAPTION_LINES + 1) * _LINE
-    height = above + down * (side + gap)
+    above, tile_height = (len(head) + 1) * _LINE, side + _CAPTION_LINES * _LINE
+    height = above - -len(tiles) // across * tile_height
     figure = Figure(figsize=(width / 100, height / 100), dpi=100)
     style: dict[str, Any] = {"fontsize": 8, "parse_math": False, "va": "top"}
-    for number, line in enumerate(head):
-        colour = "dimgrey" if number else "black"
-        figure.text(8 / width, 1 - (number + 0.5) * _LINE / height, line, color=colour, **style)
+    figure.text(_EDGE / width, 1 - _EDGE / height, "\n".join(head), **style)
     boxes = []
     for number, (images, caption) in enumerate(zip(tiles, captions, strict=True)):
-        top = above + number // across * (side + gap)
-        left = number % across * leaves * side + 8
-        colour = "black" if valid[number] else "crimson"
-        figure.text(left / width, 1 - top / height, _wrapped(caption, side * leaves),
-                    color=colour, **style)  # fmt: skip
-        own = []
+        left, top = number % across * leaves * side, above + number // across * tile_height
+        wide = int(side * leaves / _CHARACTER)
+        lines = textwrap.wrap(caption, wide, max_lines=_CAPTION_LINES, placeholder=" …")
+        style["color"] = "black" if valid[number] else "crimson"
+        figure.text((left + _EDGE) / width, 1 - top / height, "\n".join(lines), **style)
+        top += _CAPTION_LINES * _LINE
+        boxes.append(())
         for place, image in enumerate(images):
-            box = (left + place * side, top + gap - _LINE, side - 16, side - 16)
-            own.append(_draw(figure, image, box, bool(valid[number])))
-        boxes.append(tuple(own))
+            scale = (side - 2 * _EDGE) / max(image.shape[:2])
+            scale = int(scale) if scale >= 1 else scale  # every value a square of pixels
+            high, wide = (round(length * scale) for length in image.shape[:2])
+            box = (left + place * side + _EDGE, top, wide, high)
+            share = (box[0] / width, 1 - (top + high) / height, wide / width, high / height)
+            axes = figure.add_axes(share, xticks=[], yticks=[])
+            axes.imshow(image, aspect="auto", alpha=1.0 if valid[number] else 0.1)
+            for ends in () if valid[number] else ((0, 1), (1, 0)):
+                axes.plot((0, 1), ends, color="crimson", transform=axes.transAxes)
+            boxes[-1] += (box,)
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue(), tuple(boxes)
-
-
-def _draw(figure: Any, image: np.ndarray, box: Any, real: bool) -> Any:
-    """An image in the upper left corner of a box, as large as fits; gives where it is."""
-    left, top, *most = box
-    scale = min(most[0] / image.shape[1], most[1] / image.shape[0])
-    scale = max(1, int(scale)) if scale >= 1 else scale  # every value a square of pixels
-    width, height = round(image.shape[1] * scale), round(image.shape[0] * scale)
-    whole_width, whole_height = (figure.get_size_inches() * figure.dpi).round()
-    place = (left / whole_width, 1 - (top + height) / whole_height)
-    axes = figure.add_axes((*place, width / whole_width, height / whole_height))
-    axes.set(xticks=[], yticks=[])
-    axes.imshow(image, aspect="auto", alpha=1.0 if real else 0.1)
-    if not real:
-        for ends in ((0, 1), (1, 0)):
-            axes.plot((0, 1), ends, color="crimson", transform=axes.transAxes)
-    return left, top, width, height
-
-
-def _which(rows: int, of_rows: int) -> str:
-    if rows < of_rows:
-        return f"the first {rows} of {of_rows} rows"
-    return f"all {rows} rows" if rows > 1 else "the one row"
 
 
 def images_of(leaf: Any) -> list[np.ndarray] | None:
@@ -172,7 +157,7 @@ def _image(row: Any) -> np.ndarray | None:
     return None
 
 
-def tones_of(images: Sequence[np.ndarray]) -> tuple[float, float, bool]:
+def _tones(images: Sequence[np.ndarray]) -> tuple[float, float, bool]:
     """Which value of these images is black, which is white, and whether all are finite."""
     values = [image.astype(np.float64) for image in images]
     known = [own[np.isfinite(own)] for own in values]
@@ -196,34 +181,13 @@ def _pixels(image: np.ndarray, black: float, white: float) -> np.ndarray:
     return pixels
 
 
-def _what(images: Sequence[np.ndarray]) -> str:
-    """What the images are."""
-    image, shapes = images[0], {image.shape for image in images}
-    if len(shapes) > 1:
-        return f"{image.dtype} of {len(shapes)} sizes"
-    what = f"{image.dtype} {'x'.join(map(str, image.shape))}"
-    return f"{what}, alpha left out" if image.shape[2] == 4 else what
-
-
 def _caption(leaves: Mapping[str, Any], row: int, real: bool) -> str:
     """The row's number and what else there is one of for each row."""
-    if not real:
-        return f"row {row} · padding"
-    values = [
-        f"{name}={_short(leaf[row])}"
-        for name, leaf in leaves.items()
-        if isinstance(leaf, np.ndarray) and leaf.ndim == 1 and name != VALID_MASK
-        if not isinstance(leaf[row], np.ndarray)
-    ]
-    return " · ".join((f"row {row}", *map(visible, values)))
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, np.floating | float):
-        return f"{value:.4g}"
-    return str(value)[:_CAPTION_CHARACTERS]
-
-
-def _wrapped(text: str, width: float) -> str:
-    lines = textwrap.wrap(text, int(width / _CHARACTER), max_lines=_CAPTION_LINES, placeholder=" …")
-    return "\n".join(lines)
+    words = [f"row {row}"] if real else [f"row {row}", "padding"]
+    for name, leaf in leaves.items():
+        if real and isinstance(leaf, np.ndarray) and leaf.ndim == 1:
+            value = leaf[row]
+            if not isinstance(value, np.ndarray):
+                text = f"{value:.4g}" if isinstance(value, np.floating) else str(value)
+                words.append(visible(f"{name}={text[:_CAPTION_CHARACTERS]}"))
+    return " · ".join(words)

@@ -107,9 +107,11 @@ def packings_of(leaves: Mapping[str, Any], valid: np.ndarray) -> Iterator[dict[s
     for name, leaf in leaves.items():
         if _last(name) == SEGMENT_IDS and leaf.ndim == 2 and _are_tokens(leaf):
             segments = [len(set(row[row > 0].tolist())) for row in leaf]
-            real = leaf[valid]
-            padding = float((real == 0).mean()) if real.size else None
-            yield {"leaf": name, "padding": padding, "segments": segments}
+            padding = float((leaf[valid] == 0).mean()) if leaf[valid].size else None
+            words = "" if padding is None else f"{padding:.1%} of all places are padding, "
+            counts = sorted({count for count in segments if count}) or [0]
+            words += f"{' to '.join(map(str, counts[:: max(1, len(counts) - 1)]))} segments a row"
+            yield {"leaf": name, "padding": padding, "segments": segments, "words": words}
 
 
 def _last(name: str) -> str:
