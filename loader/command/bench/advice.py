@@ -2,10 +2,8 @@
 
 Two may work at once: the helper threads (read, operators, batch, place) and the loop (dispatch of
 device operators, arriving, step). The slower one holds up the other, and the largest part of it is
-the bottleneck. Devices take one batch after the other, so several helpers do not place faster.
-
-A proposal that turns `threads` or `prefetch` can be tried at once, since that changes no batch; it
-counts only if it gains. The others are words, and the last proposal is always words.
+the bottleneck. Devices take one batch after the other, so several helpers do not place faster. A
+proposal that turns `threads` or `prefetch` changes no batch, so it is tried; the last is words.
 """
 
 import dataclasses
@@ -25,58 +23,6 @@ _DEEPEST = 32  # batches ahead: each of them is memory of the devices
 _FREE_CORES = 0.5
 _MUCH_PADDING = 0.2  # of the rows
 _MANY_BYTES = 1e6  # of a batch: with fewer, it is not the bytes that take long
-
-
-def bottleneck(look: Look, *, device_operators: bool) -> str:
-    """The part that holds up the rest: "step", a stage, or "overhead" if it is in no stage."""
-    if look.step_ms is not None and look.waiting_share < HIDDEN:
-        return "step"
-    dispatch, place = look.stages_ms["dispatch"], look.stages_ms["place"]
-    waiting, making = look.waiting_ms - dispatch, look.making_ms()
-    if dispatch + look.arriving_ms > waiting and look.loop_ms > making:
-        return "dispatch" if device_operators else "place"
-    # With prefetch, batches are made all the time; without, while the loop waits.
-    ahead = look.knobs.prefetch and waiting < making
-    if not look.in_bursts and making < 0.5 * (look.lap_ms if ahead else waiting):
-        return "overhead"
-    host = {stage: look.stages_ms[stage] for stage in HOST_STAGES}
-    if look.knobs.helpers <= 1:
-        host["place"] = place
-    elif place > sum(host.values()) / look.knobs.helpers:
-        return "place"
-    return max(host, key=host.__getitem__)
-
-
-def reason(look: Look, part: str) -> str:
-    """Why this part is the bottleneck, in a sentence."""
-    making, step, stages = look.making_ms(), look.step_ms, look.stages_ms
-    on_device = stages["dispatch"] + look.arriving_ms
-    total = sum(stages[stage] for stage in (*HOST_STAGES, "place"))
-    added = f" (added over {look.knobs.helpers} threads)" if look.knobs.helpers > 1 else ""
-    if part == "step":
-        alone = look.rows_per_batch * 1e3 / max(making, look.loop_ms - (step or 0.0), 1e-6)
-        why = "and the input is hidden behind it: the loader could give about "
-        why += f"{alone:,.0f} rows/s on its own"
-    elif look.in_bursts:
-        why = f"and making a batch {_ms(making)} on the average, which would do; but some take "
-        why += f"much longer: the longest wait was {_ms(look.longest_waiting_ms)}"
-    elif part == "overhead":
-        why = f"of {_ms(look.lap_ms)} for a batch the stages take {_ms(making)}, the rest goes "
-        why += "into its order and into handing it over"
-    elif part == "dispatch":
-        why = f"the loop spends {_ms(on_device)} of a batch on device operators"
-    elif part == "place" and look.arriving_ms > stages["place"]:
-        why = f"the loop waits {_ms(on_device)} for a batch to arrive on its devices"
-    else:
-        why = f"of {_ms(total)} in which a batch is made{added}, {_ms(stages[part])} are for {part}"
-    if step is None:
-        return f"without a step the input sets the pace; {why}"
-    waits = f"the loop waits {look.waiting_share:.0%} of the time; its step takes {_ms(step)}"
-    return f"{waits}{', ' if why.startswith('and') else '; '}{why}"
-
-
-def _ms(ms: float) -> str:
-    return f"{ms:,.1f} ms" if ms >= 1 else f"{ms:.2g} ms"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,31 +47,84 @@ class Proposal:
     knobs: Knobs | None = None
 
 
+def bottleneck(look: Look, *, device_operators: bool) -> str:
+    """The part that holds up the rest: "step", a stage, or "overhead" if it is in no stage."""
+    if look.step_ms is not None and look.waiting_share < HIDDEN:
+        return "step"
+    dispatch, place = look.stages_ms["dispatch"], look.stages_ms["place"]
+    waiting, making = look.waiting_ms - dispatch, look.making_ms()
+    if dispatch + look.arriving_ms > waiting and look.loop_ms > making:
+        return "dispatch" if device_operators else "place"
+    # With prefetch, batches are made all the time; without, while the loop waits.
+    ahead = look.knobs.prefetch and waiting < making
+    if not look.in_bursts and making < 0.5 * (look.lap_ms if ahead else waiting):
+        return "overhead"
+    host = {stage: look.stages_ms[stage] for stage in HOST_STAGES}
+    if look.knobs.helpers <= 1:
+        host["place"] = place
+    elif place > sum(host.values()) / look.knobs.helpers:
+        return "place"
+    return max(host, key=host.__getitem__)
+
+
+def reason(look: Look, part: str) -> str:
+    """Why this part is the bottleneck, in a sentence."""
+    making, stages = _ms(look.making_ms()), look.stages_ms
+    on_device = _ms(stages["dispatch"] + look.arriving_ms)
+    total = _ms(sum(stages[stage] for stage in (*HOST_STAGES, "place")))
+    added = f" (added over {look.knobs.helpers} threads)" if look.knobs.helpers > 1 else ""
+    if part == "step":
+        alone = max(look.making_ms(), look.loop_ms - (look.step_ms or 0.0), 1e-6)
+        rate = f"{look.rows_per_batch * 1e3 / alone:,.0f} rows/s"
+        why = f"the input is hidden behind it: the loader could give about {rate} on its own"
+    elif look.in_bursts:
+        longest = _ms(look.longest_waiting_ms)
+        why = f"making a batch takes {making} on the average, which would do; but some take much "
+        why += f"longer: the longest wait was {longest}"
+    elif part == "overhead":
+        why = f"of {_ms(look.lap_ms)} for a batch the stages take {making}, the rest goes into its "
+        why += "order and into handing it over"
+    elif part == "dispatch":
+        why = f"the loop spends {on_device} of a batch on device operators"
+    elif part == "place" and look.arriving_ms > stages["place"]:
+        why = f"the loop waits {on_device} for a batch to arrive on its devices"
+    else:
+        why = f"of {total} in which a batch is made{added}, {_ms(stages[part])} are for {part}"
+    if look.step_ms is None:
+        return f"without a step the input sets the pace; {why}"
+    step = f"its step takes {_ms(look.step_ms)}"
+    return f"the loop waits {look.waiting_share:.0%} of the time; {step}; {why}"
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.1f} ms" if ms >= 1 else f"{ms:.2g} ms"
+
+
 def proposals(case: Case) -> Iterator[Proposal]:
     """What could be turned, the best first."""
+    look, knobs = case.look, case.look.knobs
     if case.bottleneck == "step":
         nothing = "nothing in the loader is worth turning: only a faster step gives more rows/s"
         yield Proposal(padding(case) or nothing)
         return
-    look, knobs = case.look, case.look.knobs
     if not knobs.prefetch and min(look.lap_ms - look.loop_ms, look.loop_ms) >= HIDDEN * look.lap_ms:
         words = "without prefetch the loop makes each batch itself, and nothing overlaps"
         yield Proposal(words, dataclasses.replace(knobs, prefetch=2))
     more = math.ceil(look.longest_waiting_ms / max(look.loop_ms, 1e-3))
-    depth = min(_DEEPEST, knobs.prefetch + more)
-    if look.in_bursts and depth > knobs.prefetch:
-        size = bytes_in_words((depth - knobs.prefetch) * look.bytes_per_batch)
+    more = min(_DEEPEST - knobs.prefetch, more)
+    if look.in_bursts and more > 0:
+        size = bytes_in_words(more * look.bytes_per_batch)
         words = f"more batches ahead bridge the slow ones, for {size} more on the devices"
-        yield Proposal(words, dataclasses.replace(knobs, prefetch=depth))
+        yield Proposal(words, dataclasses.replace(knobs, prefetch=knobs.prefetch + more))
     if words := _whole_chunks(case):
         yield Proposal(words)
-    threads = 2 * knobs.helpers
+    threads, free = 2 * knobs.helpers, look.cores - look.busy_cores >= _FREE_CORES
     shared = case.bottleneck in (*HOST_STAGES, "place") and threads
-    free = look.cores - look.busy_cores >= _FREE_CORES
     if shared and free and look.lap_ms >= GAIN * max(look.making_ms(threads), look.loop_ms):
-        words = f"{look.busy_cores:.1f} of {look.cores} cores are busy, so batches can be made "
-        yield Proposal(f"{words}side by side", dataclasses.replace(knobs, threads=threads))
-    yield Proposal(_other_side(case) or _fewer_bytes(case) or _last_word(case))
+        busy = f"{look.busy_cores:.1f} of {look.cores} cores are busy"
+        words = f"{busy}, so batches can be made side by side"
+        yield Proposal(words, dataclasses.replace(knobs, threads=threads))
+    yield Proposal(_other_side(case) or _last_word(case))
 
 
 def padding(case: Case) -> str | None:
@@ -146,9 +145,8 @@ def padding(case: Case) -> str | None:
 def _whole_chunks(case: Case) -> str | None:
     order = case.loader.pipeline.order
     block = getattr(case.loader.pipeline.source, "block_size", 1)
-    if case.bottleneck != "read" or not 1 < block < case.loader.plan.num_records:
-        return None
-    if isinstance(order, BlockShuffle | Sequential):
+    chunked = case.bottleneck == "read" and 1 < block < case.loader.plan.num_records
+    if not chunked or isinstance(order, BlockShuffle | Sequential):
         return None
     return (
         f"the source reads {block} records at once, and {type(order).__name__} jumps between them: "
@@ -162,39 +160,34 @@ def _other_side(case: Case) -> str | None:
     host, device = ([o for o in case.loader.operators if o.on == on] for on in ("host", "device"))
     if case.bottleneck == "operators" and case.slow_operator is not None:
         labels = [operator.label for operator in host]
-        moved = host[labels.index(case.slow_operator) :]  # device operators come last
+        moved = labels.index(case.slow_operator)  # and those after it: device operators come last
+        transforms = [operator.transform for operator in host[moved:]]
         # Of a function, only its author knows whether it would do in jit.
-        functions = any(isinstance(o.transform, PerBatch | PerRecord) for o in moved)
-        if not functions and all("device" in sides(o.transform) for o in moved):
-            names = ", ".join(operator.label for operator in moved)
+        functions = any(isinstance(t, PerBatch | PerRecord) for t in transforms)
+        if not functions and all("device" in sides(t) for t in transforms):
+            names = ", ".join(labels[moved:])
             return f'on = "device" for {names}, if the devices have time to spare'
     if case.bottleneck == "dispatch" and device and "host" in sides(device[0].transform):
         return f'on = "host" for {device[0].label}: it would be done ahead, on the processor'
     return None
 
 
-def _fewer_bytes(case: Case) -> str | None:
+def _last_word(case: Case) -> str:
+    size = case.look.bytes_per_batch
     leaves = named_leaves(case.loader.pipeline.batch_spec())
     name, leaf = max(leaves, key=lambda item: item[1].dtype.itemsize * math.prod(item[1].shape))
-    many = case.look.bytes_per_batch >= _MANY_BYTES
-    if case.bottleneck != "place" or leaf.dtype.itemsize == 1 or not many:
-        return None
-    return (
-        f"{bytes_in_words(case.look.bytes_per_batch)} go onto the devices with each batch, most of "
-        f"them leaf {name!r} ({leaf.dtype}{list(leaf.shape)}): send it in a smaller dtype, such as "
-        'uint8, and cast or normalise it with on = "device"'
-    )
-
-
-def _last_word(case: Case) -> str:
+    place = larger = "a larger batch_size: what each batch costs is then shared by more rows"
+    if size >= _MANY_BYTES:
+        most = f"leaf {name!r} ({leaf.dtype}{list(leaf.shape)})"
+        smaller = 'send it in a smaller dtype, such as uint8, and cast it with on = "device"'
+        place = f"{bytes_in_words(size)} go onto the devices with each batch, most of them {most}: "
+        place += smaller if leaf.dtype.itemsize > 1 else "make it smaller"
     slow = case.slow_operator or "the operators"
-    larger = "a larger batch_size: what each batch costs is then shared by more rows"
-    small = case.look.bytes_per_batch < _MANY_BYTES
     return {
         "read": "read less (smaller records, a leaner format), or from somewhere faster",
         "operators": f"make {slow} cheaper, or apply it once, ahead of time, and store that",
         "batch": "a batcher that does less, or leaves of one shape, which need only be stacked",
-        "place": larger if small else "fewer or smaller leaves: it is the bytes that take long",
+        "place": place,
         "dispatch": "device operators that do less",
         "overhead": larger,
     }[case.bottleneck]

@@ -1,10 +1,8 @@
 """A loader in a loop like that of training, and how long each part of the loop took.
 
-A *lap* of the loop asks for a batch, waits until it is on its device, takes a step with it, and
-waits for what the step gives. Two kinds of laps are not counted: the first ones of all, in which
-things are compiled and opened, and the first after each start of the loader, for which nothing can
-be ready yet. A loader that ends is started again. What the machine has read before it may read
-faster again: of data larger than memory, a short run sees the better side.
+A *lap* asks for a batch, waits until it is on its device, takes a step, and waits for what the step
+gives. The first laps of all (things are compiled and opened) and the first after each start of the
+loader (nothing can be ready yet) are not counted. A loader that ends is started again.
 """
 
 import dataclasses
@@ -22,11 +20,8 @@ from loader.sources.reading import read_rows
 from loader.transforms.bound_transform import apply_transforms
 
 Step = Callable[[dict[str, Any]], Any]
-Lap = tuple[float, float, float]  # seconds: waiting, arriving, in the step
-
 HOST_STAGES = ("read", "operators", "batch")  # those that helper threads share among them
 HIDDEN = 0.1  # a loop that waits for a smaller part of the time is not held up by its input
-_BATCHES = 3  # of so many, the shortest time of an operator is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +59,12 @@ class Look:
 
     @property
     def lap_ms(self) -> float:
-        return self.waiting_ms + self.arriving_ms + (self.step_ms or 0.0)
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.bytes_per_batch * 1e3 / max(self.lap_ms, 1e-6)
+        return max(1e-6, self.waiting_ms + self.arriving_ms + (self.step_ms or 0.0))
 
     @property
     def waiting_share(self) -> float:
         """The part of the time in which the loop has no batch that it could use."""
-        return (self.waiting_ms + self.arriving_ms) / max(self.lap_ms, 1e-6)
+        return (self.waiting_ms + self.arriving_ms) / self.lap_ms
 
     @property
     def loop_ms(self) -> float:
@@ -83,54 +74,46 @@ class Look:
     def making_ms(self, helpers: int | None = None) -> float:
         """What a batch takes to make with so many helpers, if none gets in another's way."""
         helpers = self.knobs.helpers if helpers is None else helpers
-        host = sum(self.stages_ms[stage] for stage in HOST_STAGES)
-        place = self.stages_ms["place"]
+        host, place = sum(self.stages_ms[stage] for stage in HOST_STAGES), self.stages_ms["place"]
         return max(host / helpers, place) if helpers > 1 else host + place
 
     @property
     def in_bursts(self) -> bool:
         """Whether the input keeps up with the loop on the average, and yet not all the time."""
-        return (
-            self.knobs.prefetch > 0
-            and self.step_ms is not None
-            and self.waiting_share >= HIDDEN
-            and self.making_ms() < 0.9 * self.loop_ms
-            and self.typical_waiting_ms < 0.5 * self.waiting_ms
-        )
+        held_up = self.step_ms is not None and self.waiting_share >= HIDDEN
+        keeps_up = self.knobs.prefetch > 0 and self.making_ms() < 0.9 * self.loop_ms
+        return held_up and keeps_up and self.typical_waiting_ms < 0.5 * self.waiting_ms
 
 
 class Loop:
     """A loader in a loop that can be left, and gone on with."""
 
     def __init__(self, loader: DataLoader, knobs: Knobs, step: Step | None) -> None:
-        self.loader = loader
-        self.knobs = knobs
-        self.step = step
+        self.loader, self.knobs, self.step = loader, knobs, step
         self._warm = False
         # Helpers begin together: the first batch of each is waited for, or comes with the first.
         self._starting = max(1, knobs.helpers)
 
     def run(self, seconds: float, cores_: int | None = None) -> Look:
         """Go on for so long. The first time, warm up before."""
-        endless = self._endless()
+        laps, stats = self._laps(), self.loader.stats()
+        until, warm_up = time.perf_counter() + seconds / 2, 2 * self.knobs.helpers
         if not self._warm:  # compile, open files, and use up what was made ahead meanwhile
-            until, self._warm = time.perf_counter() + seconds / 2, True
-            for lap in range(2 + self.knobs.prefetch + 2 * self.knobs.helpers):
+            for lap in range(2 + self.knobs.prefetch + warm_up):
                 if lap < 2 or time.perf_counter() < until:
-                    next(endless)
-        before, processor = self.loader.stats(), time.process_time()
-        began = time.perf_counter()
-        laps: list[tuple[int, Lap]] = []
-        while time.perf_counter() < began + seconds or len(laps) <= self._starting:
-            laps.append(next(endless))
+                    next(laps)
+        self._warm, stats = True, self.loader.stats()
+        began, processor = time.perf_counter(), time.process_time()
+        taken = [next(laps) for _ in range(self._starting + 1)]
+        while time.perf_counter() < began + seconds:
+            taken.append(next(laps))
         busy = (time.process_time() - processor) / (time.perf_counter() - began)
-        stats = self.loader.stats() - before
+        stats = self.loader.stats() - stats
         self.loader.close()
         # A run may be so short that it has no other laps than the first.
-        counted = [lap for number, lap in laps if number >= self._starting]
-        times = 1e3 * np.array(counted or [lap for _, lap in laps])
-        batches = max(1, stats.batches)
-        waiting, arriving, step = times.mean(axis=0).tolist()
+        counted = [lap for number, *lap in taken if number >= self._starting]
+        times = 1e3 * np.array(counted or [lap for _, *lap in taken])
+        batches, (waiting, arriving, step) = max(1, stats.batches), times.mean(axis=0).tolist()
         return Look(
             knobs=self.knobs,
             batches=len(times),
@@ -139,7 +122,7 @@ class Loop:
             bytes_per_batch=stats.bytes / batches,
             masked_share=stats.masked_rows / max(1, stats.rows + stats.masked_rows),
             queue_depth=stats.queue_depth,
-            stages_ms={name: 1e3 * seconds / batches for name, seconds in stats.stages_s.items()},
+            stages_ms={name: 1e3 * own / batches for name, own in stats.stages_s.items()},
             waiting_ms=waiting,
             typical_waiting_ms=float(np.median(times[:, 0])),
             longest_waiting_ms=float(times[:, 0].max()),
@@ -149,44 +132,43 @@ class Loop:
             busy_cores=busy,
         )
 
-    def _endless(self) -> Iterator[tuple[int, Lap]]:
-        """One lap after the other, each with its number since the loader has started (again)."""
+    def _laps(self) -> Iterator[tuple[int, float, float, float]]:
+        """Of each lap its number since a start, and seconds: waiting, arriving, in the step."""
         if self.loader.plan.end == 0:
             raise ValueError("the loader has no batches, so there is nothing to time")
         while True:
             iter(self.loader)  # which may be after its last batch, and end without another
             for number in itertools.count():
-                asked = time.perf_counter()
+                times = [time.perf_counter()]
                 try:
                     batch = next(self.loader)
                 except StopIteration:
                     break
-                given = time.perf_counter()
+                times.append(time.perf_counter())
                 jax.block_until_ready(batch)
-                arrived = time.perf_counter()
-                if self.step is not None:
-                    jax.block_until_ready(self.step(batch))
-                over = time.perf_counter()
-                yield number, (given - asked, arrived - given, over - arrived)
+                times.append(time.perf_counter())
+                jax.block_until_ready(None if self.step is None else self.step(batch))
+                times.append(time.perf_counter())
+                yield number, *np.diff(times).tolist()
 
 
 def operators_ms(loader: DataLoader) -> dict[str, float]:
     """Milliseconds of each host operator for a batch, on its own; the loader does not move."""
-    pipeline, plan, runs = loader.pipeline, loader.plan, []
-    for step in range(_BATCHES if plan.end is None else min(_BATCHES, plan.end)):
-        positions = np.arange(*plan.span(step))
-        records = pipeline.order.records(positions, plan.num_records)
+    pipeline = loader.pipeline
+    labels = [operator.label for operator in loader.operators if operator.on == "host"]
+    shortest = [float("inf")] * len(labels)
+    for step in range(min(3, loader.plan.end or 3)):
+        positions = np.arange(*loader.plan.span(step))
+        records = pipeline.order.records(positions, loader.plan.num_records)
         rows, there = read_rows(pipeline.source, records, ragged=True)
         positions = positions if there is None else positions[there]
-        runs.append([])
-        for stage in pipeline.transforms:
+        for place, stage in enumerate(pipeline.transforms):
             began = time.perf_counter()
             if positions.size:  # else a filter has let nothing pass
                 rows, kept = apply_transforms([stage], rows, positions)
                 positions = positions if kept is None else positions[kept]
-            runs[-1].append(1e3 * (time.perf_counter() - began))
-    labels = [operator.label for operator in loader.operators if operator.on == "host"]
+            shortest[place] = min(shortest[place], 1e3 * (time.perf_counter() - began))
     times = dict.fromkeys(labels, 0.0)
-    for label, own in zip(labels, zip(*runs, strict=True), strict=True):
-        times[label] += min(own)
+    for label, own in zip(labels, shortest, strict=True):
+        times[label] += own
     return times

@@ -1,10 +1,8 @@
 """`gristmill bench`: run a loader, and name what holds it up and the one knob to turn next.
 
-The loader runs in a loop for half of the time. What it shows decides which part is the bottleneck
-and what could be turned. If that is `threads` or `prefetch`, it is tried: a loader with the knob
-turned and one without take turns for the other half, and the turn counts if it gains a tenth, and
-each time. If not, the verdict says so and goes on to the next proposal, which may take half of the
-time again.
+The loader runs in a loop for half of the time. If `threads` or `prefetch` could be turned, that is
+tried: loaders with and without it take turns for the other half, and it counts if it gains a tenth,
+each time. If not, the verdict says so, and the next proposal may take half of the time again.
 """
 
 import dataclasses
@@ -31,16 +29,8 @@ class Trial:
     line: str  # of [loader] in a config
     rows_per_s_before: float
     rows_per_s_after: float
-    each_time: bool  # whether it was faster every time, and not only on the average
-
-    @property
-    def gain(self) -> float:
-        return self.rows_per_s_after / max(self.rows_per_s_before, 1e-9)
-
-    @property
-    def gained(self) -> bool:
-        """Whether the turn is worth it, and not just the machine's mood."""
-        return self.each_time and self.gain >= GAIN
+    gain: float
+    gained: bool  # whether it is worth it: a tenth, and each time, not only on the average
 
     def __str__(self) -> str:
         before, after = f"{self.rows_per_s_before:,.0f}", f"{self.rows_per_s_after:,.0f}"
@@ -61,23 +51,21 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        look = self.look
-        figures = ("bytes_per_s", "waiting_share")
-        tried = [{**dataclasses.asdict(t), "gain": t.gain, "gained": t.gained} for t in self.tried]
-        words = {name: getattr(self, name) for name in ("bottleneck", "reason", "knob", "advice")}
-        numbers = {**dataclasses.asdict(look), **{name: getattr(look, name) for name in figures}}
-        return {**numbers, **words, "tried": tried, "notes": list(self.notes)}
+        fields = dataclasses.asdict(self)
+        return {**fields.pop("look"), "waiting_share": self.look.waiting_share, **fields}
 
     def show(self, console: Console) -> None:
         """Print the verdict for a person."""
         look = self.look
         means = f"threads = {max(1, look.knobs.threads)} and prefetch = {look.knobs.prefetch}"
-        pace = f", {bytes_in_words(look.bytes_per_s)}/s over {look.batches} batches, with {means}"
+        pace = f", {bytes_in_words(look.bytes_per_batch * 1e3 / look.lap_ms)}/s over "
+        head = Text.assemble((f"{look.rows_per_s:,.0f} rows/s", "bold"), pace)
         times = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-        for head in ("", "", "ms per batch", "of its time"):
-            times.add_column(head, no_wrap=True, justify="right" if "ms" in head else "left")
+        for name in ("", "", "ms per batch", "of its time"):
+            times.add_column(name, no_wrap=True, justify="right" if "ms" in name else "left")
         last = None
-        for who, what, ms, share in _where_the_time_goes(look):
+        for who, what, ms in _where_the_time_goes(look):
+            share = ms / look.lap_ms
             bar = "█" * round(_BAR_WIDTH * min(1.0, share))
             times.add_row(who if who != last else "", what, f"{ms:,.2f}", f"{share:4.0%} {bar}")
             last = who
@@ -85,39 +73,34 @@ class Verdict:
         words.add_column(no_wrap=True)
         for name, text in self._words():
             words.add_row(name, text)
-        head = Text.assemble((f"{look.rows_per_s:,.0f} rows/s", "bold"), pace)
-        for part in (head, "", times, "", words):
+        for part in (head + Text(f"{look.batches} batches, with {means}"), "", times, "", words):
             console.print(part)
 
     def _words(self) -> Iterator[tuple[str, Text]]:
         yield "bottleneck", Text.assemble((self.bottleneck, "bold"), f": {self.reason}")
         for trial in self.tried:
-            if trial.line == self.knob:
+            if trial.gained:
                 turn = Text.assemble((trial.line, "bold"), f" under [loader]; {trial}")
                 yield "turn next", turn
-                yield "", Text(self.advice)
             else:
                 yield "no gain", Text(f"{trial.line}; {trial}")
-        if self.knob is None:
-            yield "turn next", Text(self.advice)
-        for note in self.notes:
-            yield "note", Text(note)
+        yield "turn next" if self.knob is None else "", Text(self.advice)
+        yield from (("note", Text(note)) for note in self.notes)
 
 
-def _where_the_time_goes(look: Look) -> Iterator[tuple[str, str, float, float]]:
-    """Who does what, in ms per batch, and for which part of the time."""
-    lap_ms, helpers = max(look.lap_ms, 1e-6), look.knobs.helpers
-    loop = {"waits for a batch": look.waiting_ms, "waits until it arrives": look.arriving_ms}
-    for what, ms in {**loop, "step": look.step_ms}.items():
-        if ms is not None:
-            yield "the loop", what, ms, ms / lap_ms
-    waits = "in these waits"
-    maker = {0: waits, 1: "the helper thread"}.get(helpers, f"each of {helpers} threads")
+def _where_the_time_goes(look: Look) -> Iterator[tuple[str, str, float]]:
+    """Who does what, in ms per batch."""
+    yield "the loop", "waits for a batch", look.waiting_ms
+    yield "the loop", "waits until it arrives", look.arriving_ms
+    if look.step_ms is not None:
+        yield "the loop", "step", look.step_ms
+    helpers = look.knobs.helpers
+    waits, each = "in these waits", f"each of {helpers} threads"
+    maker = {0: waits, 1: "the helper thread"}.get(helpers, each)
     for stage in (*HOST_STAGES, "place"):
-        ms = look.stages_ms[stage] / max(1, helpers)
-        yield maker, stage, ms, ms / lap_ms
-    if dispatch := look.stages_ms["dispatch"]:
-        yield waits, "dispatch", dispatch, dispatch / lap_ms
+        yield maker, stage, look.stages_ms[stage] / max(1, helpers)
+    if look.stages_ms["dispatch"]:
+        yield waits, "dispatch", look.stages_ms["dispatch"]
 
 
 def bench(
@@ -158,17 +141,20 @@ def _try(knobs: Knobs, build: Callable[[Knobs], DataLoader], loop: Loop, seconds
     with build(knobs) as loader:
         turned = Loop(loader, knobs, loop.step)
         first, *after, last = [own.run(seconds / 4) for own in (loop, turned, turned, loop)]
-    before = [first, last]
-    turned_threads = knobs.threads != loop.knobs.threads
-    line = f"threads = {knobs.threads}" if turned_threads else f"prefetch = {knobs.prefetch}"
+    before, which = [first, last], "prefetch"
+    if knobs.threads != loop.knobs.threads:
+        which = "threads"
+    line = f"{which} = {getattr(knobs, which)}"
+    rates = _rows_per_s(before), _rows_per_s(after)
+    gain = rates[1] / max(rates[0], 1e-9)
     each_time = min(a.rows_per_s for a in after) > max(b.rows_per_s for b in before)
-    return Trial(line, _rows_per_s(before), _rows_per_s(after), each_time)
+    return Trial(line, *rates, gain, each_time and gain >= GAIN)
 
 
 def _rows_per_s(looks: Sequence[Look]) -> float:
     """What the loop got through in all of these stretches."""
     rows = sum(look.rows_per_s * look.batches * look.lap_ms for look in looks)
-    return rows / max(sum(look.batches * look.lap_ms for look in looks), 1e-9)
+    return rows / sum(look.batches * look.lap_ms for look in looks)
 
 
 def _notes(case: Case) -> Iterator[str]:
@@ -180,8 +166,6 @@ def _notes(case: Case) -> Iterator[str]:
         yield f"operators on their own, in ms per batch: {times}"
     if look.step_ms is None:
         yield "no step: the fastest the input can go"
-        if look.knobs.prefetch == 0:
-            yield "prefetch = 0: in training, prefetch = 2 would hide input behind the step"
     if end is not None and end <= max(1, look.knobs.helpers):
         yield f"the run has {end} batch(es), all at its start: what is timed is starting it again"
     elif look.batches < _FEW_BATCHES:

@@ -141,10 +141,9 @@ def _held_out(reader: Reader, settings: Any, sharder: Any) -> Any:
     parts = reader.called(("held_out",), held_out_parts, table, "[held_out]")
     if parts is MISSING or sharder is MISSING:
         return MISSING
-    common = _common(reader, ("held_out",), *parts, settings)
-    return _loader(
-        reader, ("held_out",), None if common is None else {**common, "sharder": sharder}
-    )
+    source, operators = parts
+    arguments = _common(reader, ("held_out",), source, operators, settings)
+    return _loader(reader, ("held_out",), arguments and {**arguments, "sharder": sharder})
 
 
 def _common(

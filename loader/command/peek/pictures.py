@@ -8,6 +8,7 @@ white, and a note says so. What is not finite is magenta. A row that is padding 
 
 import dataclasses
 import io
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,7 @@ def _png(
     width = max(_LEAST_WIDTH, across * leaves * side)
     head = [line for text in head for line in textwrap.wrap(text, int(width / _CHARACTER))]
     above, tile_height = (len(head) + 1) * _LINE, side + _CAPTION_LINES * _LINE
-    height = above - -len(tiles) // across * tile_height
+    height = above + math.ceil(len(tiles) / across) * tile_height
     figure = Figure(figsize=(width / 100, height / 100), dpi=100)
     style: dict[str, Any] = {"fontsize": 8, "parse_math": False, "va": "top"}
     figure.text(_EDGE / width, 1 - _EDGE / height, "\n".join(head), **style)
@@ -111,8 +112,9 @@ def _png(
         wide = int(side * leaves / _CHARACTER)
         lines = textwrap.wrap(caption, wide, max_lines=_CAPTION_LINES, placeholder=" …")
         style["color"] = "black" if valid[number] else "crimson"
-        figure.text((left + _EDGE) / width, 1 - top / height, "\n".join(lines), **style)
         top += _CAPTION_LINES * _LINE
+        place = ((left + _EDGE) / width, 1 - (top - 4) / height)
+        figure.text(*place, "\n".join(lines), **{**style, "va": "bottom"})
         boxes.append(())
         for place, image in enumerate(images):
             scale = (side - 2 * _EDGE) / max(image.shape[:2])

@@ -28,8 +28,7 @@ Decode = Callable[[Sequence[int]], str]
 _BESIDE = (SEGMENT_IDS, POSITIONS, LOSS_MASK)
 _CUT = "\ufffd"  # what a decoder puts where the bytes of a character are not all there
 _PARTING, _UNSEEN = "┃", "·"
-_COLOURS = ("cyan", "yellow")  # of every other segment
-_UNCOUNTED = "dim underline"
+_COLOURS, _UNCOUNTED = ("cyan", "yellow"), "dim underline"  # colours of every other segment
 _SIGNS = {"\n": "⏎", "\r": "␍", "\t": "→", "\x7f": "␡", "\u2028": "⏎", "\u2029": "⏎"}
 _LINES_OF_A_ROW, _LEAST_WIDTH = 12, 20
 _GUTTER = "    ┊ "  # texts may begin with spaces
@@ -46,9 +45,12 @@ class Run:
     begins: int = 0  # of the first run of a segment: where in its record that begins
 
     @property
-    def text_is_missing(self) -> bool:
-        """Whether its tokens have no text, such as those that begin and end one."""
-        return self.places > 0 and self.segment > 0 and not self.text
+    def shown(self) -> str:
+        if not self.segment:
+            return f"{_UNSEEN} padding x{self.places}"
+        # Tokens may have no text, such as those that begin and end one.
+        unseen = _UNSEEN if self.places == 1 else f"{_UNSEEN}x{self.places}"
+        return visible(self.text) or (unseen if self.places else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,27 +65,21 @@ class TextLeaf:
     rows: tuple[tuple[Run, ...] | None, ...]
     beside: tuple[str, ...] = ()
 
+    def row_facts(self) -> Iterator[dict[str, Any]]:
+        for number, runs in enumerate(self.rows):
+            segments = {run.segment: "" for run in runs or () if run.segment}
+            counts = {"places": 0, "padding": 0, "uncounted": 0}
+            for run in runs or ():
+                if run.segment:
+                    segments[run.segment] += run.text
+                counts["places"] += run.places
+                counts["padding"] += run.places * (not run.segment)
+                counts["uncounted"] += run.places * (not run.counts)
+            texts = list(segments.values())
+            yield {"masked": runs is None, "row": number, "segments": texts, **counts}
+
     def to_json(self) -> dict[str, Any]:
-        rows = [_row_facts(number, runs) for number, runs in enumerate(self.rows)]
-        return {"leaf": self.name, "shown_as": self.shown_as, "rows": rows}
-
-
-def _row_facts(number: int, runs: Sequence[Run] | None) -> dict[str, Any]:
-    segments: dict[int, str] = {}
-    for run in runs or ():
-        if run.segment:
-            segments[run.segment] = segments.get(run.segment, "") + run.text
-    return {
-        "masked": runs is None,
-        "row": number,
-        "segments": list(segments.values()),
-        "places": sum(run.places for run in runs or ()),
-        "padding": sum(run.places for run in runs or () if not run.segment),
-        "uncounted": sum(run.places for run in runs or () if not run.counts),
-    }
-
-
-# From leaves to runs
+        return {"leaf": self.name, "shown_as": self.shown_as, "rows": list(self.row_facts())}
 
 
 def texts_of(
@@ -91,12 +87,25 @@ def texts_of(
 ) -> Iterator[TextLeaf]:
     """Every leaf that is text or tokens, in as many rows as `valid` speaks of."""
     for name, leaf in leaves.items():
-        if _are_tokens(leaf):
-            if _last(name) not in _BESIDE:
-                yield _token_leaf(name, leaves, valid, decode)
-        elif leaf.ndim and is_text(leaf.dtype):
-            rows = [(_text_run(leaf[row]),) if real else None for row, real in enumerate(valid)]
-            yield TextLeaf(name, "text", tuple(rows))
+        parent, slash, last = name.rpartition("/")
+        others = {other: leaves.get(parent + slash + other) for other in _BESIDE}
+        beside = {k: v for k, v in others.items() if v is not None and v.shape == leaf.shape}
+
+        def rows(decode: Any, leaf: Any = leaf, beside: Any = beside) -> Any:
+            numbers = [row if real else None for row, real in enumerate(valid)]
+            return tuple(n if n is None else (*_runs(leaf, n, beside, decode),) for n in numbers)
+
+        if not _are_tokens(leaf):
+            if leaf.ndim and is_text(leaf.dtype):
+                yield TextLeaf(name, "text", rows(None, beside={}))
+        elif last not in _BESIDE:
+            beside = tuple(beside) if leaf.ndim == 2 else ()
+            try:
+                shown_as = "numbers" if decode is None else "decoded text"
+                yield TextLeaf(name, shown_as, rows(decode), beside)
+            except Exception as error:  # of any kind: a tokenizer need not know these
+                reason = f"numbers, since they do not decode ({type(error).__name__}: {error})"
+                yield TextLeaf(name, reason, rows(None), beside)
 
 
 def packings_of(leaves: Mapping[str, Any], valid: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -105,7 +114,7 @@ def packings_of(leaves: Mapping[str, Any], valid: np.ndarray) -> Iterator[dict[s
     The places of masked rows, which have no segments, are not counted.
     """
     for name, leaf in leaves.items():
-        if _last(name) == SEGMENT_IDS and leaf.ndim == 2 and _are_tokens(leaf):
+        if name.rpartition("/")[2] == SEGMENT_IDS and leaf.ndim == 2 and _are_tokens(leaf):
             segments = [len(set(row[row > 0].tolist())) for row in leaf]
             padding = float((leaf[valid] == 0).mean()) if leaf[valid].size else None
             words = "" if padding is None else f"{padding:.1%} of all places are padding, "
@@ -114,72 +123,38 @@ def packings_of(leaves: Mapping[str, Any], valid: np.ndarray) -> Iterator[dict[s
             yield {"leaf": name, "padding": padding, "segments": segments, "words": words}
 
 
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
 def _are_tokens(leaf: Any, axes: int = 2) -> bool:
-    if leaf is not None and leaf.dtype == object and leaf.ndim == 1:  # lengths differ
+    if isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:  # lengths differ
         rows = [row for row in leaf if row is not None]
-        return bool(rows) and all(isinstance(r, np.ndarray) and _are_tokens(r, 1) for r in rows)
+        return bool(rows) and all(_are_tokens(row, 1) for row in rows)
     return isinstance(leaf, np.ndarray) and leaf.ndim == axes and leaf.dtype.kind in "iu"
 
 
-def _token_leaf(
-    name: str, leaves: Mapping[str, Any], valid: np.ndarray, decode: Decode | None
-) -> TextLeaf:
-    leaf, parent = leaves[name], name[: len(name) - len(_last(name))]
-    others = {other: leaves.get(parent + other) for other in _BESIDE}
-    beside = {
-        k: v for k, v in others.items() if v is not None and v.shape == leaf.shape and v.ndim == 2
-    }
-
-    def rows(decode: Decode | None) -> tuple[tuple[Run, ...] | None, ...]:
-        return tuple(
-            tuple(_token_runs(leaf[row], {k: v[row] for k, v in beside.items()}, decode))
-            if real
-            else None
-            for row, real in enumerate(valid)
-        )
-
-    if decode is None:
-        return TextLeaf(name, "numbers", rows(None), tuple(beside))
-    try:
-        return TextLeaf(name, "decoded text", rows(decode), tuple(beside))
-    except Exception as error:  # of any kind: a tokenizer need not know what to do with these
-        reason = f"numbers, since they do not decode ({type(error).__name__}: {error})"
-        return TextLeaf(name, reason, rows(None), tuple(beside))
-
-
-def _text_run(value: Any) -> Run:
-    """A text, or whatever else a leaf of objects holds."""
-    if isinstance(value, bytes):
-        text = value.decode(errors="backslashreplace")
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        text = f"{value.dtype}{list(value.shape)}"
-    else:
-        text = str(value.tolist() if isinstance(value, np.ndarray) else value)
-    return Run(text, len(text))
-
-
-def _token_runs(
-    tokens: np.ndarray, beside: Mapping[str, np.ndarray], decode: Decode | None
+def _runs(
+    leaf: Any, row: int, beside: Mapping[str, np.ndarray], decode: Decode | None
 ) -> Iterator[Run]:
-    """The runs of a row of tokens, with what is beside them by name."""
-    count = len(tokens)
-    segments = beside.get(SEGMENT_IDS, np.ones(count, int))
-    positions = beside.get(POSITIONS, np.zeros(count, int))
-    counts = beside.get(LOSS_MASK, np.ones(count, bool)) != 0
+    """The runs of a row of tokens, or of a text or whatever else a leaf of objects holds."""
+    value = leaf[row]
+    if not _are_tokens(value, 1):
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            value = f"{value.dtype}{list(value.shape)}"
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+        yield Run(text, len(text))
+        return
+    usual = {SEGMENT_IDS: 1, POSITIONS: 0, LOSS_MASK: 1}
+    segments, positions, counts = (
+        beside[k][row] if k in beside else np.full(len(value), v) for k, v in usual.items()
+    )
     for start, stop in _stretches(segments):
-        segment = int(segments[start])
-        if segment == 0:
-            yield Run("", stop - start, 0)
-            continue
-        parts = _stretches(counts[start:stop])
-        texts = _texts(tokens[start:stop].tolist(), [end for _, end in parts], decode)
+        parts = _stretches(counts[start:stop] != 0) if segments[start] else [(0, stop - start)]
+        ends = [end for _, end in parts]
+        padding = not segments[start]
+        texts = [""] if padding else _texts(value[start:stop].tolist(), ends, decode)
         for (first, end), text in zip(parts, texts, strict=True):
-            begins = 0 if first else int(positions[start])
-            yield Run(text, end - first, segment, bool(counts[start + first]), begins)
+            begins = 0 if first or padding else int(positions[start])
+            counted = padding or bool(counts[start + first])
+            yield Run(text, end - first, int(segments[start]), counted, begins)
 
 
 def _stretches(values: np.ndarray) -> list[tuple[int, int]]:
@@ -202,91 +177,61 @@ def _texts(tokens: list[int], ends: Sequence[int], decode: Decode | None) -> lis
     return [whole[start:stop] for start, stop in itertools.pairwise(cuts)]
 
 
-# From runs to what is printed
-
-
 def visible(text: str) -> str:
     """The text with a sign for each character that would not be seen, or do harm on a terminal."""
-    return "".join(char if char.isprintable() else _sign(char) for char in text)
 
+    def sign(char: str) -> str:
+        if char.isprintable() or unicodedata.category(char) == "Zs":  # a space of another kind
+            return char
+        # Control pictures, such as ␛ for escape; else formats, surrogates and the like by number.
+        picture = chr(0x2400 + ord(char)) if char < " " else ascii(char)[1:-1]
+        return _SIGNS.get(char, picture)
 
-def _sign(char: str) -> str:
-    if char in _SIGNS:
-        return _SIGNS[char]
-    if char < " ":
-        return chr(0x2400 + ord(char))  # its control picture: ␛ for escape
-    if unicodedata.category(char) == "Zs":
-        return char  # a space of another kind
-    return ascii(char)[1:-1]  # controls, formats such as a change of direction, surrogates
+    return "".join(map(sign, text))
 
 
 def print_text(console: Console, leaf: TextLeaf, of_rows: int) -> None:
     """The rows of a leaf that is read, each with a line that says what it is."""
-    plain = console.color_system is None
-    console.print()
-    console.print(Text.assemble((visible(leaf.name), "bold"), f": {_legend(leaf, of_rows, plain)}"))
+    plain, segmented = console.color_system is None, SEGMENT_IDS in leaf.beside
+    runs = [run for row in leaf.rows for run in row or ()]
+    marks = "^ under" if plain else "underlined:"
+    legend = {
+        f"{len(leaf.rows)} of {of_rows} rows as {visible(leaf.shown_as)}": True,
+        f"{_PARTING} between segments": segmented,
+        "(from n) where a record goes on that was split": any(run.begins for run in runs),
+        f"{_UNSEEN} for tokens without text": any(r.segment and not r.text for r in runs),
+        f"{marks} places where {LOSS_MASK} is False": not all(run.counts for run in runs),
+    }
+    words = "; ".join(words for words, there in legend.items() if there)
+    console.print("")
+    console.print(Text.assemble((visible(leaf.name), "bold"), f": {words}"))
     width = max(_LEAST_WIDTH, console.width - len(_GUTTER))
-    for number, runs in enumerate(leaf.rows):
-        said = " · ".join(_said_of(_row_facts(number, runs), SEGMENT_IDS in leaf.beside))
-        console.print(Text(f"  row {number} · {said}", "dim"))
-        for line in _lines(_marked(runs or ()), console, width, under=plain):
+    for row, facts in zip(leaf.rows, leaf.row_facts(), strict=True):
+        long = f"{facts['places']:,} {'places' if segmented else 'long'}"
+        said = [long if facts["places"] else "empty"]
+        count = len(facts["segments"])
+        said += [f"{count} segment{'s' * (count != 1)}"] if segmented else []
+        said += [f"{facts[what]:,} {what}" for what in ("padding", "uncounted") if facts[what]]
+        words = "padding, valid_mask is False" if row is None else " · ".join(said)
+        console.print(Text(f"  row {facts['row']} · {words}", "dim"))
+        for line in _lines(row or (), console, width, under=plain):
             whole = Text.assemble((_GUTTER, "dim"), line)
             console.print(whole, no_wrap=True, overflow="ignore", crop=False)
 
 
-def _legend(leaf: TextLeaf, of_rows: int, plain: bool) -> str:
-    """How many rows are shown, and what the marks in them mean."""
-    runs = [run for row in leaf.rows for run in row or ()]
-    parts = [f"{len(leaf.rows)} of {of_rows} rows as {visible(leaf.shown_as)}"]
-    if SEGMENT_IDS in leaf.beside:
-        parts.append(f"{_PARTING} between segments")
-    if any(run.begins for run in runs):
-        parts.append("(from n) where a record goes on that was split")
-    if any(run.text_is_missing for run in runs):
-        parts.append(f"{_UNSEEN} for tokens without text")
-    if not all(run.counts for run in runs):
-        parts.append(f"{'^ under' if plain else 'underlined:'} places where {LOSS_MASK} is False")
-    return "; ".join(parts)
-
-
-def _said_of(row: Mapping[str, Any], segmented: bool) -> Iterator[str]:
-    if row["masked"]:
-        yield "padding, valid_mask is False"
-        return
-    yield f"{row['places']:,} {'places' if segmented else 'long'}" if row["places"] else "empty"
-    if segmented:
-        yield f"{len(row['segments'])} segment{'s' * (len(row['segments']) != 1)}"
-    yield from (f"{row[what]:,} {what}" for what in ("padding", "uncounted") if row[what])
-
-
-def _marked(runs: Sequence[Run]) -> Text:
-    """The row on one long line."""
-    text, last = Text(), None
-    for run in runs:
-        if last is not None and run.segment != last:
-            text.append(_PARTING, "bold magenta")
-        if run.begins:
-            text.append(f"(from {run.begins}) ", "dim italic")
-        last = run.segment
-        words = visible(run.text)
-        if not run.segment:
-            words = f"{_UNSEEN} padding x{run.places}"
-        elif run.text_is_missing:
-            words = _UNSEEN if run.places == 1 else f"{_UNSEEN}x{run.places}"
-        counted = _COLOURS[run.segment % 2] if run.segment else "dim"
-        text.append(words, counted if run.counts else _UNCOUNTED)
-    return text
-
-
-def _lines(text: Text, console: Console, width: int, *, under: bool) -> Iterator[Text]:
+def _lines(runs: Sequence[Run], console: Console, width: int, *, under: bool) -> Iterator[Text]:
     """The row in a few lines of this width, and a last one that says how much is left out.
 
     With `under`, a line with places that do not count is followed by one with the marks.
     """
-    if not text:
-        return
-    lines = text.wrap(console, width, overflow="fold")
-    shown = 0
+    text = Text()
+    for before, run in zip([None, *runs], runs, strict=False):
+        if before is not None and run.segment != before.segment:
+            text.append(_PARTING, "bold magenta")
+        text.append(f"(from {run.begins}) " if run.begins else "", "dim italic")
+        counted = _COLOURS[run.segment % 2] if run.segment else "dim"
+        text.append(run.shown, counted if run.counts else _UNCOUNTED)
+    shown, lines = 0, text.wrap(console, width, overflow="fold") if text else []
     for line in lines[:_LINES_OF_A_ROW]:
         yield line
         words = line.plain.rstrip()
