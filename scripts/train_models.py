@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from loader.command.config.sections import Classify, NextToken, Regress
 from loader.records.spec import VALID_MASK
 
 
@@ -89,42 +88,36 @@ class LanguageModel(nnx.Module):
 
 def model_of(task: Any, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
     """A new model for batches of this spec."""
-    match task:
-        case Classify():
-            _leaf(spec, task.label)
-            shape = _leaf(spec, task.input).shape[1:]
-            if len(shape) == 3:
-                return Convolutions(shape, task.width, task.classes, rngs)
-            return Mlp(math.prod(shape), task.width, 2, task.classes, rngs)
-        case Regress():
-            shapes = [_leaf(spec, name).shape[1:] for name in (task.input, task.target)]
-            return Mlp(math.prod(shapes[0]), task.width, 2, math.prod(shapes[1]), rngs)
-        case NextToken():
-            length, *_ = (
-                _leaf(spec, name).shape[-1] for name in (task.tokens, task.targets, task.mask)
-            )
-            sizes = (task.width, task.depth, task.heads)
-            return LanguageModel(task.vocabulary, length, *sizes, rngs)
-    return task.model(spec, rngs)
+    if not isinstance(task, dict):
+        return task.model(spec, rngs)
+    names = ("input", "label", "target", "tokens", "targets", "mask")  # of leaves
+    shapes = {name: _leaf(spec, task[name]).shape[1:] for name in names if name in task}
+    if task["kind"] == "NextToken":
+        sizes = (task["width"], task["depth"], task["heads"])
+        return LanguageModel(task["vocabulary"], shapes["tokens"][-1], *sizes, rngs)
+    if task["kind"] == "Classify" and len(shapes["input"]) == 3:
+        return Convolutions(shapes["input"], task["width"], task["classes"], rngs)
+    outputs = task["classes"] if task["kind"] == "Classify" else math.prod(shapes["target"])
+    return Mlp(math.prod(shapes["input"]), task["width"], 2, outputs, rngs)
 
 
 def measure(task: Any, model: Any, batch: Any) -> dict[str, jax.Array]:
     """What the model gives for a batch, row by row or token by token."""
-    if not isinstance(task, Classify | Regress | NextToken):
+    if not isinstance(task, dict):
         return task.measure(model, batch)
     valid = batch[VALID_MASK].astype(jnp.float32)
-    if isinstance(task, Regress):
-        target = batch[task.target].reshape(len(valid), -1).astype(jnp.float32)
-        error = ((model(batch[task.input]) - target) ** 2).mean(-1)
+    if task["kind"] == "Regress":
+        target = batch[task["target"]].reshape(len(valid), -1).astype(jnp.float32)
+        error = ((model(batch[task["input"]]) - target) ** 2).mean(-1)
         return {"loss": error, "weights": valid}
-    if isinstance(task, Classify):
-        scores, labels, weights = model(batch[task.input]), batch[task.label], valid
+    if task["kind"] == "Classify":
+        scores, labels, weights = model(batch[task["input"]]), batch[task["label"]], valid
     else:
-        tokens, labels = batch[task.tokens], batch[task.targets]
+        tokens, labels = batch[task["tokens"]], batch[task["targets"]]
         everywhere = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         segments = batch.get("segment_ids", jnp.ones_like(tokens))
         scores = model(tokens, segments, batch.get("positions", everywhere))
-        weights = batch[task.mask] * valid[:, None]
+        weights = batch[task["mask"]] * valid[:, None]
     return {
         "loss": optax.softmax_cross_entropy_with_integer_labels(scores, labels),
         "accuracy": (scores.argmax(-1) == labels).astype(jnp.float32),

@@ -22,11 +22,12 @@ from loader.command import check, state
 from loader.command.bench.measuring import Knobs
 from loader.command.bench.verdict import bench
 from loader.command.config.calls import imported, working_folder_importable
-from loader.command.config.config import Config, read_config
+from loader.command.config.config import read_config
 from loader.command.config.kinds import KINDS
 from loader.command.config.problems import ConfigError, Problem, one_line
 from loader.command.config.sections import TASKS
 from loader.command.peek.peek import peek
+from loader.state.finding import read_state
 
 ALL_KINDS = {
     **KINDS,
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace, program: str) -> int:
         try:
             numbers, show = options.run(options)
             if options.json:
-                print_json(numbers)
+                print(json.dumps(numbers, indent=2, allow_nan=False))
             else:
                 show(Console(soft_wrap=not sys.stdout.isatty()))
             return 0
@@ -72,19 +73,20 @@ def run(options: argparse.Namespace, program: str) -> int:
 
 def _say(options: argparse.Namespace, problems: Sequence[Problem], lines: Sequence[str]) -> None:
     if options.json:
-        print_json({"problems": [{"line": p.line or None, "message": p.message} for p in problems]})
+        found = [{"line": p.line or None, "message": p.message} for p in problems]
+        print(json.dumps({"problems": found}, indent=2))
     for line in lines:
         print(line, file=sys.stderr)
 
 
 def _check(options: argparse.Namespace) -> Shown:
-    config = _config(options)
+    config = read_config(options.config, ALL_KINDS, options.set)
     facts = check.check(config)
     return facts, lambda console: check.show(facts, config, console)
 
 
 def _peek(options: argparse.Namespace) -> Shown:
-    config = _config(options)
+    config = read_config(options.config, ALL_KINDS, options.set)
     picture = options.picture or Path(f"{options.config.stem}-step-{options.step}.png")
     tokenizers = [p.transform.tokenizer for p in config.parts if isinstance(p, operators.Tokenize)]
     decode = tokenizers[0].decode if tokenizers else None
@@ -100,7 +102,7 @@ def _bench(options: argparse.Namespace) -> Shown:
         step = imported(options.step)
         if not callable(step):
             raise ValueError(f"--step {options.step} is {step!r}, which cannot be called")
-    config = _config(options)
+    config = read_config(options.config, ALL_KINDS, options.set)
 
     def build(knobs: Knobs) -> Any:
         return config.another_loader(threads=knobs.threads, prefetch=knobs.prefetch)
@@ -111,23 +113,15 @@ def _bench(options: argparse.Namespace) -> Shown:
 
 
 def _state_show(options: argparse.Namespace) -> Shown:
-    path, found = state.read_state(options.file)
+    path, found = read_state(options.file)
     facts = state.state_to_json(found, path)
     return facts, lambda console: state.show_state(found, console, path)
 
 
 def _state_diff(options: argparse.Namespace) -> Shown:
-    first, second = (state.read_state(path)[1] for path in (options.first, options.second))
+    first, second = (read_state(path)[1] for path in (options.first, options.second))
     facts = state.diff_to_json(first, second)
     return facts, lambda console: state.show_diff(first, second, console)
-
-
-def _config(options: argparse.Namespace) -> Config:
-    return read_config(options.config, ALL_KINDS, options.set)
-
-
-def print_json(numbers: Any) -> None:
-    print(json.dumps(numbers, indent=2, allow_nan=False))
 
 
 class Parser(argparse.ArgumentParser):
@@ -164,19 +158,17 @@ def _parser() -> argparse.ArgumentParser:
     peek_.add_argument("--step", type=int, default=0, help="which batch (0)")
     peek_.add_argument("--rows", type=int, default=8, help="rows of text to show (8)")
     peek_.add_argument("--picture", type=Path, help="where to write the sheet of images")
-    words = "run it, and say where the time goes and what to change"
-    bench_ = command("bench", _bench, words, "config")
+    bench_ = command("bench", _bench, "say where the time goes, and what to change", "config")
     bench_.add_argument("--seconds", type=float, default=5.0, help="how long to measure (5)")
     step = bench_.add_mutually_exclusive_group()
     step.add_argument("--step-ms", type=float, help="a training step that takes this long")
-    step.add_argument(
-        "--step", metavar="MODULE:FUNCTION",
-        help="your training step, from a module in the working folder or on Python's path; it is "
-        "called with one batch, on its devices, and returns what JAX can wait for "
-        "(jax.block_until_ready), such as the loss, or None",
-    )  # fmt: skip
-    state_ = commands.add_parser("state", help="look at a saved state, compare two")
-    states = state_.add_subparsers(required=True, metavar="show|diff")
+    words = (
+        "your training step, of a module in the working folder or on Python's path: it is called "
+    )
+    words += "with one batch, on its devices, and returns what jax.block_until_ready can wait for, "
+    step.add_argument("--step", metavar="MODULE:FUNCTION", help=f"{words}such as the loss, or None")
+    states = commands.add_parser("state", help="look at a saved state, compare two")
+    states = states.add_subparsers(required=True, metavar="show|diff")
     command("show", _state_show, "a state in words", "file", within=states)
     command("diff", _state_diff, "what differs between two", "first", "second", within=states)
     return parser

@@ -1,7 +1,10 @@
-"""Numbers as people write them, and how many cores there are."""
+"""Numbers and texts as people can read them, and how many cores there are."""
 
 import os
+import unicodedata
 from collections.abc import Iterable
+
+_SIGNS = {"\n": "⏎", "\r": "␍", "\t": "→", "\x7f": "␡", "\u2028": "⏎", "\u2029": "⏎"}
 
 
 def bytes_in_words(count: float) -> str:
@@ -28,3 +31,16 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def visible(text: str) -> str:
+    """The text with a sign for each character that would not be seen, or do harm on a terminal."""
+
+    def sign(char: str) -> str:
+        if char.isprintable() or unicodedata.category(char) == "Zs":  # a space of another kind
+            return char
+        # Control pictures, such as ␛ for escape; else formats, surrogates and the like by number.
+        picture = chr(0x2400 + ord(char)) if char < " " else ascii(char)[1:-1]
+        return _SIGNS.get(char, picture)
+
+    return "".join(map(sign, text))

@@ -19,7 +19,6 @@ from loader.transforms.functions import PerBatch, PerRecord
 from loader.transforms.transform import sides
 
 GAIN = 1.1  # what a turn must bring, at least, to be worth it
-_DEEPEST = 32  # batches ahead: each of them is memory of the devices
 _FREE_CORES = 0.5
 _MUCH_PADDING = 0.2  # of the rows
 _MANY_BYTES = 1e6  # of a batch: with fewer, it is not the bytes that take long
@@ -57,7 +56,7 @@ def bottleneck(look: Look, *, device_operators: bool) -> str:
         return "dispatch" if device_operators else "place"
     # With prefetch, batches are made all the time; without, while the loop waits.
     ahead = look.knobs.prefetch and waiting < making
-    if not look.in_bursts and making < 0.5 * (look.lap_ms if ahead else waiting):
+    if making < 0.5 * (look.lap_ms if ahead else waiting):
         return "overhead"
     host = {stage: look.stages_ms[stage] for stage in HOST_STAGES}
     if look.knobs.helpers <= 1:
@@ -69,31 +68,23 @@ def bottleneck(look: Look, *, device_operators: bool) -> str:
 
 def reason(look: Look, part: str) -> str:
     """Why this part is the bottleneck, in a sentence."""
-    making, stages = _ms(look.making_ms()), look.stages_ms
+    stages, helpers = look.stages_ms, look.knobs.helpers
     on_device = _ms(stages["dispatch"] + look.arriving_ms)
     total = _ms(sum(stages[stage] for stage in (*HOST_STAGES, "place")))
-    added = f" (added over {look.knobs.helpers} threads)" if look.knobs.helpers > 1 else ""
-    if part == "step":
-        alone = max(look.making_ms(), look.loop_ms - (look.step_ms or 0.0), 1e-6)
-        rate = f"{look.rows_per_batch * 1e3 / alone:,.0f} rows/s"
-        why = f"the input is hidden behind it: the loader could give about {rate} on its own"
-    elif look.in_bursts:
-        longest = _ms(look.longest_waiting_ms)
-        why = f"making a batch takes {making} on the average, which would do; but some take much "
-        why += f"longer: the longest wait was {longest}"
-    elif part == "overhead":
-        why = f"of {_ms(look.lap_ms)} for a batch the stages take {making}, the rest goes into its "
-        why += "order and into handing it over"
-    elif part == "dispatch":
-        why = f"the loop spends {on_device} of a batch on device operators"
-    elif part == "place" and look.arriving_ms > stages["place"]:
-        why = f"the loop waits {on_device} for a batch to arrive on its devices"
-    else:
-        why = f"of {total} in which a batch is made{added}, {_ms(stages[part])} are for {part}"
+    added = f" (added over {helpers} threads)" if helpers > 1 else ""
+    rate = look.rows_per_batch * 1e3 / max(look.making_ms(), 1e-6)
+    arrives = part == "place" and look.arriving_ms > stages["place"]
+    why = {
+        "step": f"the input is hidden behind it: the loader could give about {rate:,.0f} rows/s",
+        "overhead": f"of {_ms(look.lap_ms)} for a batch the stages take {_ms(look.making_ms())}",
+        "dispatch": f"the loop spends {on_device} of a batch on device operators",
+        "arriving": f"the loop waits {on_device} for a batch to arrive on its devices",
+    }.get("arriving" if arrives else part)
+    why = why or f"of {total} in which a batch is made{added}, {_ms(stages[part])} are for {part}"
     if look.step_ms is None:
         return f"without a step the input sets the pace; {why}"
-    step = f"its step takes {_ms(look.step_ms)}"
-    return f"the loop waits {look.waiting_share:.0%} of the time; {step}; {why}"
+    waits = f"the loop waits {look.waiting_share:.0%} of the time"
+    return f"{waits}; its step takes {_ms(look.step_ms)}; {why}"
 
 
 def _ms(ms: float) -> str:
@@ -110,12 +101,6 @@ def proposals(case: Case) -> Iterator[Proposal]:
     if not knobs.prefetch and min(look.lap_ms - look.loop_ms, look.loop_ms) >= HIDDEN * look.lap_ms:
         words = "without prefetch the loop makes each batch itself, and nothing overlaps"
         yield Proposal(words, dataclasses.replace(knobs, prefetch=2))
-    more = math.ceil(look.longest_waiting_ms / max(look.loop_ms, 1e-3))
-    more = min(_DEEPEST - knobs.prefetch, more)
-    if look.in_bursts and more > 0:
-        size = bytes_in_words(more * look.bytes_per_batch)
-        words = f"more batches ahead bridge the slow ones, for {size} more on the devices"
-        yield Proposal(words, dataclasses.replace(knobs, prefetch=knobs.prefetch + more))
     if words := _whole_chunks(case):
         yield Proposal(words)
     threads, free = 2 * knobs.helpers, look.cores - look.busy_cores >= _FREE_CORES
@@ -148,11 +133,9 @@ def _whole_chunks(case: Case) -> str | None:
     chunked = case.bottleneck == "read" and 1 < block < case.loader.plan.num_records
     if not chunked or isinstance(order, BlockShuffle | Sequential):
         return None
-    return (
-        f"the source reads {block} records at once, and {type(order).__name__} jumps between them: "
-        f"BlockShuffle(seed, block_size={block}, window=16) uses up what was read (another order "
-        "of the records, so for a run that begins)"
-    )
+    jumps = f"the source reads {block} records at once, and {type(order).__name__} jumps between"
+    remedy = f"BlockShuffle(seed, block_size={block}, window=16) uses up what was read"
+    return f"{jumps} them: {remedy} (another order of the records, so for a run that begins)"
 
 
 def _other_side(case: Case) -> str | None:

@@ -50,8 +50,6 @@ class Look:
     queue_depth: float
     stages_ms: Mapping[str, float]  # added over threads
     waiting_ms: float  # of the loop, for its next batch; dispatch is part of it
-    typical_waiting_ms: float  # the median
-    longest_waiting_ms: float
     arriving_ms: float  # after that, until the batch is on its device
     step_ms: float | None  # None: there is no step
     cores: int
@@ -77,13 +75,6 @@ class Look:
         host, place = sum(self.stages_ms[stage] for stage in HOST_STAGES), self.stages_ms["place"]
         return max(host / helpers, place) if helpers > 1 else host + place
 
-    @property
-    def in_bursts(self) -> bool:
-        """Whether the input keeps up with the loop on the average, and yet not all the time."""
-        held_up = self.step_ms is not None and self.waiting_share >= HIDDEN
-        keeps_up = self.knobs.prefetch > 0 and self.making_ms() < 0.9 * self.loop_ms
-        return held_up and keeps_up and self.typical_waiting_ms < 0.5 * self.waiting_ms
-
 
 class Loop:
     """A loader in a loop that can be left, and gone on with."""
@@ -96,10 +87,9 @@ class Loop:
 
     def run(self, seconds: float, cores_: int | None = None) -> Look:
         """Go on for so long. The first time, warm up before."""
-        laps, stats = self._laps(), self.loader.stats()
-        until, warm_up = time.perf_counter() + seconds / 2, 2 * self.knobs.helpers
+        laps, until = self._laps(), time.perf_counter() + seconds / 2
         if not self._warm:  # compile, open files, and use up what was made ahead meanwhile
-            for lap in range(2 + self.knobs.prefetch + warm_up):
+            for lap in range(2 + self.knobs.prefetch + 2 * self.knobs.helpers):
                 if lap < 2 or time.perf_counter() < until:
                     next(laps)
         self._warm, stats = True, self.loader.stats()
@@ -124,8 +114,6 @@ class Loop:
             queue_depth=stats.queue_depth,
             stages_ms={name: 1e3 * own / batches for name, own in stats.stages_s.items()},
             waiting_ms=waiting,
-            typical_waiting_ms=float(np.median(times[:, 0])),
-            longest_waiting_ms=float(times[:, 0].max()),
             arriving_ms=arriving,
             step_ms=None if self.step is None else step,
             cores=cores_ or cores(),
@@ -149,7 +137,8 @@ class Loop:
                 times.append(time.perf_counter())
                 jax.block_until_ready(None if self.step is None else self.step(batch))
                 times.append(time.perf_counter())
-                yield number, *np.diff(times).tolist()
+                waiting, arriving, step = np.diff(times).tolist()
+                yield number, waiting, arriving, step
 
 
 def operators_ms(loader: DataLoader) -> dict[str, float]:
@@ -168,7 +157,4 @@ def operators_ms(loader: DataLoader) -> dict[str, float]:
                 rows, kept = apply_transforms([stage], rows, positions)
                 positions = positions if kept is None else positions[kept]
             shortest[place] = min(shortest[place], 1e3 * (time.perf_counter() - began))
-    times = dict.fromkeys(labels, 0.0)
-    for label, own in zip(labels, shortest, strict=True):
-        times[label] += own
-    return times
+    return dict(zip(labels, shortest, strict=True))

@@ -6,7 +6,7 @@ each time. If not, the verdict says so, and the next proposal may take half of t
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -79,11 +79,8 @@ class Verdict:
     def _words(self) -> Iterator[tuple[str, Text]]:
         yield "bottleneck", Text.assemble((self.bottleneck, "bold"), f": {self.reason}")
         for trial in self.tried:
-            if trial.gained:
-                turn = Text.assemble((trial.line, "bold"), f" under [loader]; {trial}")
-                yield "turn next", turn
-            else:
-                yield "no gain", Text(f"{trial.line}; {trial}")
+            what, under = ("turn next", " under [loader]") if trial.gained else ("no gain", "")
+            yield what, Text.assemble((trial.line, "bold"), f"{under}; {trial}")
         yield "turn next" if self.knob is None else "", Text(self.advice)
         yield from (("note", Text(note)) for note in self.notes)
 
@@ -139,22 +136,14 @@ def bench(
 def _try(knobs: Knobs, build: Callable[[Knobs], DataLoader], loop: Loop, seconds: float) -> Trial:
     """What the loader gives with these knobs and as it is: by turns, for the machine may change."""
     with build(knobs) as loader:
-        turned = Loop(loader, knobs, loop.step)
-        first, *after, last = [own.run(seconds / 4) for own in (loop, turned, turned, loop)]
-    before, which = [first, last], "prefetch"
-    if knobs.threads != loop.knobs.threads:
-        which = "threads"
-    line = f"{which} = {getattr(knobs, which)}"
-    rates = _rows_per_s(before), _rows_per_s(after)
+        other = Loop(loader, knobs, loop.step)
+        first, *after, last = [own.run(seconds / 4) for own in (loop, other, other, loop)]
+    which = "threads" if knobs.threads != loop.knobs.threads else "prefetch"
+    without, turned = sorted((first.rows_per_s, last.rows_per_s)), [a.rows_per_s for a in after]
+    rates = sum(without) / 2, sum(turned) / 2
     gain = rates[1] / max(rates[0], 1e-9)
-    each_time = min(a.rows_per_s for a in after) > max(b.rows_per_s for b in before)
-    return Trial(line, *rates, gain, each_time and gain >= GAIN)
-
-
-def _rows_per_s(looks: Sequence[Look]) -> float:
-    """What the loop got through in all of these stretches."""
-    rows = sum(look.rows_per_s * look.batches * look.lap_ms for look in looks)
-    return rows / sum(look.batches * look.lap_ms for look in looks)
+    gained = gain >= GAIN and min(turned) > without[-1]
+    return Trial(f"{which} = {getattr(knobs, which)}", *rates, gain, gained)
 
 
 def _notes(case: Case) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """A table of a configuration as a call: `kind` names what is called, the other keys are arguments.
 
-What a table may hold is read off the signature of what it names, so that there is one list of
-options, the code's own. Every mistake is noted with its line, and reading goes on, so that all
-mistakes are seen at once. A value that could not be made is `MISSING`.
+What a table may hold is read off the signature of what it names. Every mistake is noted with its
+line, and reading goes on. A value that could not be made is `MISSING`.
 
     kind = "Shuffle"               a kind that is known by name
     kind = "my_package.data:make"  anything else that can be imported and called
@@ -56,10 +55,9 @@ class Reader:
     def table(self, section: str) -> dict[str, Any]:
         """The table of a section, empty if there is none."""
         table = self.document.tree.get(section, {})
-        if isinstance(table, dict):
-            return table
-        self.note((section,), f"[{section}] must be a table, got {table!r}")
-        return {}
+        if not isinstance(table, dict):
+            self.note((section,), f"[{section}] must be a table, got {table!r}")
+        return table if isinstance(table, dict) else {}
 
     def refuse_problems(self) -> None:
         """Raise `ConfigError` if any problem was noted."""
@@ -117,26 +115,23 @@ class Reader:
         """A value of a table: as it is, or what a table in its place makes."""
         if isinstance(value, str):
             return expanded(value)
-        if not isinstance(value, dict | list):
-            return value
-        if path[-1] == "source":
+        if isinstance(value, dict | list) and path[-1] == "source":
             return self.source(path, value)
         if isinstance(value, list):
             return [self.value((*path, place), item) for place, item in enumerate(value)]
-        if "kind" in value:
-            return self.made(path, value)
+        if not isinstance(value, dict):
+            return value
         if set(value) == {"ref"}:
             return self.attempt((*path, "ref"), lambda: imported(value["ref"]))
+        if "kind" in value:
+            return self.made(path, value)
         return {key: self.value((*path, key), item) for key, item in value.items()}
 
     def source(self, path: Path, value: Any) -> Any:
         """A source: one table, or several of which each is given the one before it."""
-        if not isinstance(value, list):
-            return self.made(path, value)
-        made: Any = None
-        for place, table in enumerate(value):
-            given = {"source": made} if place else {}
-            made = self.made((*path, place), table, **given)
+        made = MISSING if isinstance(value, list) else self.made(path, value)
+        for place, table in enumerate(value if isinstance(value, list) else ()):
+            made = self.made((*path, place), table, **({"source": made} if place else {}))
         return made
 
     def culprit(self, path: Path, table: Mapping[str, Any], message: str) -> Path:

@@ -25,13 +25,7 @@ from loader.batchers import BatcherModule
 from loader.command.config.calls import MISSING, Reader
 from loader.command.config.kinds import Kinds
 from loader.command.config.problems import ConfigError, Problem, did_you_mean, one_line
-from loader.command.config.sections import (
-    LoaderSettings,
-    TrainSettings,
-    held_out_parts,
-    read_mesh,
-    read_sharder,
-)
+from loader.command.config.sections import LoaderSettings, TrainSettings, read_mesh, read_sharder
 from loader.command.config.toml import Document, read_toml
 from loader.data_loader import DataLoader
 from loader.runtime.workers.threads import Threads
@@ -79,26 +73,25 @@ def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[st
     sharder = read_sharder(reader, mesh)
     settings = reader.called(("loader",), LoaderSettings, reader.table("loader"), "[loader]")
     train = None
-    if "train" in tree:
-        train = reader.called(("train",), TrainSettings, reader.table("train"), "[train]")
+    if table := reader.table("train"):
+        train = reader.called(("train",), TrainSettings, table, "[train]")
     arguments = _arguments(reader, settings, sharder)
     loader = _loader(reader, ("loader",), arguments)
-    held_out = _held_out(reader, settings, sharder) if "held_out" in tree else None
+    held_out = None
+    if "held_out" in tree and sharder is not MISSING:
+        held_out = _held_out(reader, settings, sharder)
     reader.refuse_problems()
-    assert arguments is not None
-    parts = tuple(reader.parts)
-    return Config(reader.document, loader, held_out, arguments, settings, mesh, train, parts)
+    document, parts = reader.document, tuple(reader.parts)
+    return Config(document, loader, held_out, arguments or {}, settings, mesh, train, parts)
 
 
 def _refuse_sections(reader: Reader) -> None:
     """Note the sections that there are not, or that have no effect."""
-    tree = reader.document.tree
-    for section in tree:
-        if section not in _SECTIONS:
-            hint = did_you_mean(section, _SECTIONS)
-            if section in {field.name for field in dataclasses.fields(LoaderSettings)}:
-                hint = f"; did you mean the key {section!r} of [loader]?"
-            reader.note((section,), f"there is no section [{section}]{hint}")
+    tree, keys = reader.document.tree, [field.name for field in dataclasses.fields(LoaderSettings)]
+    for section in [name for name in tree if name not in _SECTIONS]:
+        meant = f"; did you mean the key {section!r} of [loader]?"
+        hint = meant if section in keys else did_you_mean(section, _SECTIONS)
+        reader.note((section,), f"there is no section [{section}]{hint}")
     for section, needs in (("sharding", "mesh"), ("held_out", "train")):
         if section in tree and needs not in tree:
             reader.note((section,), f"[{section}] has no effect without [{needs}]")
@@ -137,13 +130,12 @@ def _arguments(reader: Reader, settings: Any, sharder: Any) -> dict[str, Any] | 
 
 def _held_out(reader: Reader, settings: Any, sharder: Any) -> Any:
     """The loader over what is held out."""
-    table = reader.table("held_out")
-    parts = reader.called(("held_out",), held_out_parts, table, "[held_out]")
-    if parts is MISSING or sharder is MISSING:
-        return MISSING
-    source, operators = parts
-    arguments = _common(reader, ("held_out",), source, operators, settings)
-    return _loader(reader, ("held_out",), arguments and {**arguments, "sharder": sharder})
+
+    def made(source: Any, operators: Any = ()) -> Any:
+        common = _common(reader, ("held_out",), source, operators, settings)
+        return _loader(reader, ("held_out",), common and {**common, "sharder": sharder})
+
+    return reader.called(("held_out",), made, reader.table("held_out"), "[held_out]")
 
 
 def _common(

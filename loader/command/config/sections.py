@@ -3,6 +3,7 @@
 The tasks of [train] are settings only: the models that belong to them are in `scripts/train.py`.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -21,13 +22,9 @@ _MOST_CPU_DEVICES = 1024
 
 def _refuse_less(settings: Any, **least: int) -> None:
     for key, number in least.items():
-        value = getattr(settings, key)
+        value = settings.get(key) if isinstance(settings, dict) else getattr(settings, key)
         if type(value) is int and value < number:
             raise ValueError(f"{key} must be at least {number}, got {value}")
-
-
-def _refuse_small_sizes(task: Any) -> None:
-    _refuse_less(task, **{f.name: 1 for f in dataclasses.fields(task) if f.type is int})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,42 +43,31 @@ class LoaderSettings:
         _refuse_less(self, batch_size=1, epochs=1, microbatches=1, steps=0, threads=0, prefetch=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Classify:
+def _task(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    _refuse_less(settings, **dict.fromkeys(settings, 1))
+    return {"kind": kind, **settings}
+
+
+def _classify(input: str = "image", label: str = "label", classes: int = 10, width: int = 128):
     """Which of some classes a record is of; images are seen through convolutions."""
-
-    input: str = "image"
-    label: str = "label"
-    classes: int = 10
-    width: int = 128
-    __post_init__ = _refuse_small_sizes
+    return _task("Classify", locals())
 
 
-@dataclasses.dataclass(frozen=True)
-class Regress:
+def _regress(input: str = "x", target: str = "y", width: int = 128):
     """The numbers that belong to a record."""
-
-    input: str = "x"
-    target: str = "y"
-    width: int = 128
-    __post_init__ = _refuse_small_sizes
+    return _task("Regress", locals())
 
 
-@dataclasses.dataclass(frozen=True)
-class NextToken:
+def _next_token(
+    vocabulary: int = 259, tokens: str = "tokens", targets: str = "targets",
+    mask: str = "loss_mask", width: int = 64, depth: int = 2, heads: int = 4,
+):  # fmt: skip
     """The next token of a text; needs `targets` and `loss_mask`, as ShiftTargets makes them."""
-
-    vocabulary: int = 259
-    tokens: str = "tokens"
-    targets: str = "targets"
-    mask: str = "loss_mask"
-    width: int = 64
-    depth: int = 2
-    heads: int = 4
-    __post_init__ = _refuse_small_sizes
+    return _task("NextToken", locals())
 
 
-TASKS = {"Classify": Classify, "Regress": Regress, "NextToken": NextToken}
+#: What `task` of [train] can be: its table, with what it leaves out.
+TASKS = {"Classify": _classify, "Regress": _regress, "NextToken": _next_token}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,20 +82,15 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         own = all(callable(getattr(self.task, name, None)) for name in ("model", "measure"))
-        if type(self.task) not in TASKS.values() and not own:
+        if not own and not (isinstance(self.task, dict) and self.task.get("kind") in TASKS):
             words = f"{', '.join(TASKS)}, or have the methods model and measure"
-            raise ValueError(f"task must be {words}: it is {type(self.task).__name__}")
+            raise ValueError(f"task must be {words}: it is {self.task!r}")
         rate = self.learning_rate
         if not 0 < rate < math.inf:
             raise ValueError(f"learning_rate must be greater than 0 and finite, got {rate}")
         _refuse_less(self, checkpoint_every=1, keep=1, seed=0)
         if self.seed >= 2**32:
             raise ValueError(f"seed must be less than 2**32, got {self.seed}")
-
-
-def held_out_parts(source: Any, operators: Any = ()) -> tuple[Any, Any]:
-    """What [held_out] says."""
-    return source, operators
 
 
 def read_mesh(reader: Reader) -> Any:
@@ -124,25 +105,14 @@ def read_mesh(reader: Reader) -> Any:
             words = f"axis {axis!r} must be at least 1 device, got {size!r}"
             return reader.note(("mesh", axis), words)
     wanted = math.prod(axes.values())
-    _make_cpu_devices(wanted)
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has started, and has its devices
+            jax.config.update("jax_num_cpu_devices", min(wanted, _MOST_CPU_DEVICES))
     there = len(jax.devices())
     if wanted > there:
         return reader.note(("mesh",), f"the mesh asks for {wanted} devices and there are {there}")
     devices = np.array(jax.devices()[:wanted]).reshape(tuple(axes.values()))
     return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-
-
-def _make_cpu_devices(count: int) -> None:
-    """Let JAX's CPU backend, where it is the one in use, have that many devices.
-
-    Without effect once JAX has started, or where XLA_FLAGS have said how many there are.
-    """
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    try:
-        jax.config.update("jax_num_cpu_devices", min(count, _MOST_CPU_DEVICES))
-    except RuntimeError:
-        return  # it has started
 
 
 def read_sharder(reader: Reader, mesh: Any) -> Any:
@@ -151,10 +121,11 @@ def read_sharder(reader: Reader, mesh: Any) -> Any:
         return mesh
     if "sharding" not in reader.document.tree:
         return reader.attempt(("mesh",), lambda: MeshSharder(mesh))
-    rules = reader.called(("sharding",), _leaf_rules, reader.table("sharding"), "[sharding]")
-    if rules is MISSING:
-        return MISSING
-    return reader.attempt(("sharding", "rules"), lambda: MeshSharder(mesh, rules))
+
+    def sharder(rules: Any) -> MeshSharder:
+        return MeshSharder(mesh, _leaf_rules(rules))
+
+    return reader.called(("sharding",), sharder, reader.table("sharding"), "[sharding]")
 
 
 def _leaf_rules(rules: Any) -> list[tuple[str, PartitionSpec]]:

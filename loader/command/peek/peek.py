@@ -20,19 +20,16 @@ from rich.table import Table
 from rich.text import Text
 
 from loader.command.peek.pictures import Sheet, draw_sheet
-from loader.command.peek.texts import TextLeaf, packings_of, print_text, texts_of, visible
+from loader.command.peek.texts import TextLeaf, packings_of, print_text, texts_of
 from loader.data_loader import DataLoader
 from loader.records.narrowing import device_dtype
 from loader.records.spec import VALID_MASK, is_text, named_leaves, spec_of
-from loader.records.words import ranges_in_words
+from loader.records.words import ranges_in_words, visible
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafFacts:
-    """Of texts and of arrays that differ in length, `least`, `most` and `mean` are of lengths.
-
-    They are None where there is nothing to count, as of keys of random numbers.
-    """
+    """`least`, `most`, `mean`: of lengths where these differ; None where nothing can be counted."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,7 +62,7 @@ class Peek:
         """All of it as JSON data. `texts` hold as many rows as were asked for."""
         leaves = [dataclasses.asdict(leaf) for leaf in self.leaves]
         return {
-            **{name: getattr(self, name) for name in ("step", "positions", "rows", "note")},
+            **{name: getattr(self, name) for name in ("step", "rows", "note")},
             "epoch": self.epochs[0],
             "positions": list(self.positions),
             "masked_rows": list(self.masked),
@@ -140,14 +137,11 @@ def peek(
 def _batch(loader: DataLoader, step: int) -> tuple[dict[str, Any], str]:
     """The leaves of the batch by name, and what is to be said of where they come from."""
 
-    def are_texts(node: Any) -> bool:
-        return isinstance(node, list) and bool(node) and isinstance(node[0], str | bytes)
+    def joined(node: Any) -> Any:  # a list of texts is one leaf
+        return np.array(node, object) if isinstance(node, list) else node
 
-    batch = jax.tree.map(
-        lambda node: np.array(node, object) if are_texts(node) else node,
-        loader.host_batch_at(step),
-        is_leaf=are_texts,
-    )
+    host, is_list = loader.host_batch_at(step), lambda node: isinstance(node, list)
+    batch = jax.tree.map(joined, host, is_leaf=is_list)
     specs = named_leaves(spec_of(batch))
     staying = [name for name, spec in specs if device_dtype(spec.dtype) is None]
     if not staying:

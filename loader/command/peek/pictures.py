@@ -17,9 +17,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from loader.command.peek.texts import visible
 from loader.records.optional import optional
 from loader.records.whole_file import write_whole
+from loader.records.words import visible
 
 MOST_ROWS = 64
 _FEW_ROWS = 12
@@ -38,17 +38,13 @@ _BLANK = np.zeros((8, 8, 1), np.uint8)
 
 @dataclasses.dataclass(frozen=True)
 class Sheet:
-    """A sheet that was drawn: the first `rows` of `of_rows` rows; `notes` say how, by leaf.
-
-    `boxes` are the places (left, top, width, height) of the images on it, in pixels: for each row,
-    one for each leaf of `notes`.
-    """
+    """A sheet that was drawn: the first `rows` of `of_rows` rows; `notes` say how, by leaf."""
 
     path: Path
     rows: int
     of_rows: int
     notes: dict[str, str]
-    boxes: tuple[tuple[tuple[int, int, int, int], ...], ...]
+    boxes: tuple[Any, ...]  # for each row and leaf (left, top, width, height), in pixels
 
     def to_json(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in ("rows", "of_rows", "notes")}
@@ -65,9 +61,9 @@ class Sheet:
 def draw_sheet(
     leaves: Mapping[str, Any], valid: np.ndarray, path: Path, title: str
 ) -> Sheet | None:
-    """Draw all leaves that look like images; None if there are none, and then nothing is written.
+    """Draw all leaves that look like images, with single numbers and texts as captions.
 
-    `leaves` have a row for each entry of `valid`. Those of one number or text a row are captions.
+    None if there are none, and then nothing is written.
     """
     found = {name: images for name, leaf in leaves.items() if (images := images_of(leaf))}
     if not found:
@@ -134,9 +130,8 @@ def _png(
 
 def images_of(leaf: Any) -> list[np.ndarray] | None:
     """An image (height, width, channels) for each row, blank where there is none; None of none."""
-    if not isinstance(leaf, np.ndarray) or leaf.ndim == 0:
-        return None
-    if leaf.ndim > 1 and leaf.dtype == object:
+    objects = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim > 1
+    if not isinstance(leaf, np.ndarray) or leaf.ndim == 0 or objects:
         return None
     images = [_BLANK if row is None else _image(row) for row in leaf]
     found = [image for image in images if image is not None]

@@ -3,15 +3,11 @@
 Tokens are integers in one sequence for each row. Beside them may be `segment_ids`, `positions` and
 `loss_mask`, of the same shape, which say how a row is to be read and are not shown themselves. A
 *run* is a stretch of places of a row that belong to one segment and either all count or all do not.
-
-What is shown is safe whatever the data: control characters, line ends and all that is not seen
-become visible signs, and nothing in a text is taken for markup. Every mark is a character, so that
-it can also be read where there are no colours.
+Nothing in a text is taken for markup, and every mark can be read where there are no colours.
 """
 
 import dataclasses
 import itertools
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loader.records.spec import is_text
+from loader.records.words import visible
 from loader.sources.packing.packed_rows import POSITIONS, SEGMENT_IDS
 
 LOSS_MASK = "loss_mask"
@@ -29,7 +26,6 @@ _BESIDE = (SEGMENT_IDS, POSITIONS, LOSS_MASK)
 _CUT = "\ufffd"  # what a decoder puts where the bytes of a character are not all there
 _PARTING, _UNSEEN = "┃", "·"
 _COLOURS, _UNCOUNTED = ("cyan", "yellow"), "dim underline"  # colours of every other segment
-_SIGNS = {"\n": "⏎", "\r": "␍", "\t": "→", "\x7f": "␡", "\u2028": "⏎", "\u2029": "⏎"}
 _LINES_OF_A_ROW, _LEAST_WIDTH = 12, 20
 _GUTTER = "    ┊ "  # texts may begin with spaces
 
@@ -55,10 +51,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class TextLeaf:
-    """The first rows of a leaf in runs, what is `beside` it, and how it is shown.
-
-    A row is None if it is padding (`valid_mask` is False).
-    """
+    """The first rows of a leaf in runs (None: `valid_mask` is False), and what is `beside` it."""
 
     name: str
     shown_as: str
@@ -66,17 +59,18 @@ class TextLeaf:
     beside: tuple[str, ...] = ()
 
     def row_facts(self) -> Iterator[dict[str, Any]]:
-        for number, runs in enumerate(self.rows):
-            segments = {run.segment: "" for run in runs or () if run.segment}
-            counts = {"places": 0, "padding": 0, "uncounted": 0}
-            for run in runs or ():
-                if run.segment:
-                    segments[run.segment] += run.text
-                counts["places"] += run.places
-                counts["padding"] += run.places * (not run.segment)
-                counts["uncounted"] += run.places * (not run.counts)
-            texts = list(segments.values())
-            yield {"masked": runs is None, "row": number, "segments": texts, **counts}
+        for number, row in enumerate(self.rows):
+            runs, segments = row or (), dict[int, str]()
+            for run in runs:
+                segments[run.segment] = segments.get(run.segment, "") + run.text
+            yield {
+                "masked": row is None,
+                "row": number,
+                "segments": [text for segment, text in segments.items() if segment],
+                "places": sum(run.places for run in runs),
+                "padding": sum(run.places for run in runs if not run.segment),
+                "uncounted": sum(run.places for run in runs if not run.counts),
+            }
 
     def to_json(self) -> dict[str, Any]:
         return {"leaf": self.name, "shown_as": self.shown_as, "rows": list(self.row_facts())}
@@ -109,10 +103,7 @@ def texts_of(
 
 
 def packings_of(leaves: Mapping[str, Any], valid: np.ndarray) -> Iterator[dict[str, Any]]:
-    """How full packed rows are: the part of their places that is padding, and segments by row.
-
-    The places of masked rows, which have no segments, are not counted.
-    """
+    """How full packed rows are: which part of the places of real rows is padding, and segments."""
     for name, leaf in leaves.items():
         if name.rpartition("/")[2] == SEGMENT_IDS and leaf.ndim == 2 and _are_tokens(leaf):
             segments = [len(set(row[row > 0].tolist())) for row in leaf]
@@ -175,19 +166,6 @@ def _texts(tokens: list[int], ends: Sequence[int], decode: Decode | None) -> lis
     stops = [len(decode(tokens[:end]).rstrip(_CUT)) for end in ends[:-1]]
     cuts = np.maximum.accumulate([0, *stops, len(whole)]).clip(max=len(whole)).tolist()
     return [whole[start:stop] for start, stop in itertools.pairwise(cuts)]
-
-
-def visible(text: str) -> str:
-    """The text with a sign for each character that would not be seen, or do harm on a terminal."""
-
-    def sign(char: str) -> str:
-        if char.isprintable() or unicodedata.category(char) == "Zs":  # a space of another kind
-            return char
-        # Control pictures, such as ␛ for escape; else formats, surrogates and the like by number.
-        picture = chr(0x2400 + ord(char)) if char < " " else ascii(char)[1:-1]
-        return _SIGNS.get(char, picture)
-
-    return "".join(map(sign, text))
 
 
 def print_text(console: Console, leaf: TextLeaf, of_rows: int) -> None:
