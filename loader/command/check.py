@@ -10,6 +10,7 @@ from rich.text import Text
 
 from loader.command.config.calls import Reader
 from loader.command.config.config import Config
+from loader.command.config.problems import ConfigError
 from loader.records.spec import is_text, named_leaves
 from loader.records.words import bytes_in_words
 
@@ -22,7 +23,8 @@ def check(config: Config) -> dict[str, Any]:
         reader = Reader(config.document, {})
         texts = any(is_text(leaf.dtype) for leaf in leaves.values())  # they stay on the host
         reader.attempt(("source",), lambda: (loader.host_batch_at if texts else loader.batch_at)(0))
-        reader.refuse_problems()
+        if reader.problems:
+            raise ConfigError(config.document.name, reader.problems)
     per_device = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
         * np.dtype(leaf.dtype).itemsize

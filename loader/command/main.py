@@ -56,8 +56,6 @@ def run(options: argparse.Namespace, program: str) -> int:
             else:
                 show(Console(soft_wrap=not sys.stdout.isatty()))
             return 0
-        except ConfigError as error:
-            _say(options, error.problems, error.lines())
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
@@ -65,18 +63,16 @@ def run(options: argparse.Namespace, program: str) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except Exception as error:  # of data, and of code that is not ours: one line all the same
-            if options.traceback:
+            problems, lines = [Problem(None, one_line(error))], [f"{program}: {one_line(error)}"]
+            if isinstance(error, ConfigError):
+                problems, lines = error.problems, error.lines()
+            elif options.traceback:
                 raise
-            _say(options, [Problem(None, one_line(error))], [f"{program}: {one_line(error)}"])
+        if options.json:
+            found = [{"line": p.line or None, "message": p.message} for p in problems]
+            print(json.dumps({"problems": found}, indent=2))
+        print(*lines, sep="\n", file=sys.stderr)
     return 2
-
-
-def _say(options: argparse.Namespace, problems: Sequence[Problem], lines: Sequence[str]) -> None:
-    if options.json:
-        found = [{"line": p.line or None, "message": p.message} for p in problems]
-        print(json.dumps({"problems": found}, indent=2))
-    for line in lines:
-        print(line, file=sys.stderr)
 
 
 def _check(options: argparse.Namespace) -> Shown:

@@ -1,8 +1,7 @@
 """`gristmill state`: a state document in words, and two of them compared.
 
 A loader at one state can restore another if their fingerprints agree, or the change is allowed by
-name. Data, order and operators are known here by their digests only: that they differ can be said,
-not how.
+name. Fingerprints are digests: that data, order or operators differ can be said, not how.
 """
 
 import dataclasses
@@ -108,10 +107,8 @@ def restoring_in_words(first: State, second: State) -> str:
     changes = needed_changes(first, second)
     if not changes:
         return "a loader at one of them restores the other"
-    return (
-        "a loader at one of them refuses the other, because the batches that follow would not be "
-        f"the same; to go on with the change: {_allowing(changes)}"
-    )
+    why = "because the batches that follow would not be the same; to go on with the change: "
+    return f"a loader at one of them refuses the other, {why}{_allowing(changes)}"
 
 
 def diff_to_json(first: State, second: State) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from loader.command.state import (
     show_diff,
     show_state,
     state_in_words,
+    state_to_json,
 )
 from loader.state.finding import read_state
 from tests.data import unlike_records
@@ -66,6 +67,16 @@ def test_the_words_fit_a_terminal(tmp_path: Path):
     text = printed(show_state, state, file=file)
     assert "fingerprint data.sample" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+
+
+def test_a_newer_state_that_cannot_be_read_is_told(tmp_path: Path):
+    for step in (5, 6):
+        at_step(step).save(tmp_path)
+    newest = tmp_path / "00000001-step-6.json"
+    newest.write_text("{")
+    file, state = read_state(tmp_path)
+    assert "00000001-step-6.json: it cannot be read" in printed(show_state, state, file=file)
+    assert state_to_json(state, file)["passed_over"] == [str(newest)]
 
 
 # Compared

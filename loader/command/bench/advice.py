@@ -2,8 +2,7 @@
 
 Two may work at once: the helper threads (read, operators, batch, place) and the loop (dispatch of
 device operators, arriving, step). The slower one holds up the other, and the largest part of it is
-the bottleneck. Devices take one batch after the other, so several helpers do not place faster. A
-proposal that turns `threads` or `prefetch` changes no batch, so it is tried; the last is words.
+the bottleneck. Devices take one batch after the other, so several helpers do not place faster.
 """
 
 import dataclasses
@@ -68,23 +67,26 @@ def bottleneck(look: Look, *, device_operators: bool) -> str:
 
 def reason(look: Look, part: str) -> str:
     """Why this part is the bottleneck, in a sentence."""
-    stages, helpers = look.stages_ms, look.knobs.helpers
+    stages, making = look.stages_ms, look.making_ms()
     on_device = _ms(stages["dispatch"] + look.arriving_ms)
-    total = _ms(sum(stages[stage] for stage in (*HOST_STAGES, "place")))
-    added = f" (added over {helpers} threads)" if helpers > 1 else ""
-    rate = look.rows_per_batch * 1e3 / max(look.making_ms(), 1e-6)
+    total = sum(stages[stage] for stage in (*HOST_STAGES, "place"))
+    threads = f" (added over {look.knobs.helpers} threads)" if look.knobs.helpers > 1 else ""
     arrives = part == "place" and look.arriving_ms > stages["place"]
+    alone = f"{look.rows_per_batch * 1e3 / max(making, 1e-6):,.0f} rows/s"
     why = {
-        "step": f"the input is hidden behind it: the loader could give about {rate:,.0f} rows/s",
-        "overhead": f"of {_ms(look.lap_ms)} for a batch the stages take {_ms(look.making_ms())}",
+        "step": f"the input is hidden behind it: the loader could give about {alone}",
+        "overhead": f"of {_ms(look.lap_ms)} for a batch the stages take {_ms(making)}",
         "dispatch": f"the loop spends {on_device} of a batch on device operators",
         "arriving": f"the loop waits {on_device} for a batch to arrive on its devices",
     }.get("arriving" if arrives else part)
-    why = why or f"of {total} in which a batch is made{added}, {_ms(stages[part])} are for {part}"
-    if look.step_ms is None:
-        return f"without a step the input sets the pace; {why}"
-    waits = f"the loop waits {look.waiting_share:.0%} of the time"
-    return f"{waits}; its step takes {_ms(look.step_ms)}; {why}"
+    if why is None:
+        why = (
+            f"of {_ms(total)} in which a batch is made{threads}, {_ms(stages[part])} are for {part}"
+        )
+    pace = "without a step the input sets the pace"
+    if look.step_ms is not None:
+        pace = f"the loop waits {look.waiting_share:.0%}, its step takes {_ms(look.step_ms)}"
+    return f"{pace}; {why}"
 
 
 def _ms(ms: float) -> str:
@@ -92,7 +94,7 @@ def _ms(ms: float) -> str:
 
 
 def proposals(case: Case) -> Iterator[Proposal]:
-    """What could be turned, the best first."""
+    """What could be turned, the best first; knobs change no batch, so they can be tried."""
     look, knobs = case.look, case.look.knobs
     if case.bottleneck == "step":
         nothing = "nothing in the loader is worth turning: only a faster step gives more rows/s"
@@ -100,30 +102,28 @@ def proposals(case: Case) -> Iterator[Proposal]:
         return
     if not knobs.prefetch and min(look.lap_ms - look.loop_ms, look.loop_ms) >= HIDDEN * look.lap_ms:
         words = "without prefetch the loop makes each batch itself, and nothing overlaps"
-        yield Proposal(words, dataclasses.replace(knobs, prefetch=2))
+        yield Proposal(words, Knobs(knobs.threads, 2))
     if words := _whole_chunks(case):
         yield Proposal(words)
     threads, free = 2 * knobs.helpers, look.cores - look.busy_cores >= _FREE_CORES
     shared = case.bottleneck in (*HOST_STAGES, "place") and threads
     if shared and free and look.lap_ms >= GAIN * max(look.making_ms(threads), look.loop_ms):
-        busy = f"{look.busy_cores:.1f} of {look.cores} cores are busy"
-        words = f"{busy}, so batches can be made side by side"
-        yield Proposal(words, dataclasses.replace(knobs, threads=threads))
+        words = f"only {look.busy_cores:.1f} of {look.cores} cores are busy"
+        yield Proposal(words, Knobs(threads, knobs.prefetch))
     yield Proposal(_other_side(case) or _last_word(case))
 
 
 def padding(case: Case) -> str | None:
     """In words, what to do about rows that are padding, if there are many."""
     plan, share = case.loader.plan, case.look.masked_share
-    end = plan.steps_per_epoch if plan.end is None else plan.end
     if share <= _MUCH_PADDING:
         return None
+    end = plan.steps_per_epoch if plan.end is None else plan.end
     if 1 - plan.position(end) / (end * plan.batch_size) < share / 2:
-        words = "filter once, ahead of time, so that batches are full"
-        return f"{share:.0%} of the rows are masked, most of them by filters: {words}"
+        return f"{share:.0%} of the rows are masked, most of them by filters: filter ahead of time"
     fitting = f"batch_size = {math.ceil(plan.num_records / plan.steps_per_epoch)}"
-    if plan.remainder == "pad" and plan.epochs != 1:
-        fitting = f'remainder = "carry", which fills them from the next epoch, or {fitting}'
+    carry = 'remainder = "carry", which fills them from the next epoch, or '
+    fitting = (carry if plan.remainder == "pad" and plan.epochs != 1 else "") + fitting
     return f"{share:.0%} of the rows are padding at the end of an epoch: take {fitting}"
 
 
@@ -141,36 +141,33 @@ def _whole_chunks(case: Case) -> str | None:
 def _other_side(case: Case) -> str | None:
     """Operators that could do their work on the device instead of the host, or the other way."""
     host, device = ([o for o in case.loader.operators if o.on == on] for on in ("host", "device"))
-    if case.bottleneck == "operators" and case.slow_operator is not None:
-        labels = [operator.label for operator in host]
-        moved = labels.index(case.slow_operator)  # and those after it: device operators come last
-        transforms = [operator.transform for operator in host[moved:]]
-        # Of a function, only its author knows whether it would do in jit.
-        functions = any(isinstance(t, PerBatch | PerRecord) for t in transforms)
-        if not functions and all("device" in sides(t) for t in transforms):
-            names = ", ".join(labels[moved:])
-            return f'on = "device" for {names}, if the devices have time to spare'
     if case.bottleneck == "dispatch" and device and "host" in sides(device[0].transform):
         return f'on = "host" for {device[0].label}: it would be done ahead, on the processor'
-    return None
+    if case.bottleneck != "operators" or case.slow_operator is None:
+        return None
+    labels = [operator.label for operator in host]
+    first = labels.index(case.slow_operator)  # and all after it: device operators come last
+    for operator in host[first:]:
+        # Of a function, only its author knows whether it would do in jit.
+        function = isinstance(operator.transform, PerBatch | PerRecord)
+        if function or "device" not in sides(operator.transform):
+            return None
+    return f'on = "device" for {", ".join(labels[first:])}, if the devices have time to spare'
 
 
 def _last_word(case: Case) -> str:
-    size = case.look.bytes_per_batch
-    leaves = named_leaves(case.loader.pipeline.batch_spec())
+    size, leaves = case.look.bytes_per_batch, named_leaves(case.loader.pipeline.batch_spec())
     name, leaf = max(leaves, key=lambda item: item[1].dtype.itemsize * math.prod(item[1].shape))
-    place = larger = "a larger batch_size: what each batch costs is then shared by more rows"
-    if size >= _MANY_BYTES:
-        most = f"leaf {name!r} ({leaf.dtype}{list(leaf.shape)})"
-        smaller = 'send it in a smaller dtype, such as uint8, and cast it with on = "device"'
-        place = f"{bytes_in_words(size)} go onto the devices with each batch, most of them {most}: "
-        place += smaller if leaf.dtype.itemsize > 1 else "make it smaller"
-    slow = case.slow_operator or "the operators"
+    larger = "a larger batch_size: what each batch costs is then shared by more rows"
+    fewer = (
+        f"{bytes_in_words(size)} go onto the devices with each batch, most of them leaf {name!r} "
+        f'({leaf.dtype}{list(leaf.shape)}): a smaller dtype, and a cast with on = "device"?'
+    )
     return {
         "read": "read less (smaller records, a leaner format), or from somewhere faster",
-        "operators": f"make {slow} cheaper, or apply it once, ahead of time, and store that",
+        "operators": f"make {case.slow_operator} cheaper, or apply it once, ahead of time",
         "batch": "a batcher that does less, or leaves of one shape, which need only be stacked",
-        "place": place,
+        "place": fewer if size >= _MANY_BYTES else larger,
         "dispatch": "device operators that do less",
         "overhead": larger,
     }[case.bottleneck]

@@ -1,8 +1,7 @@
 """A loader in a loop like that of training, and how long each part of the loop took.
 
 A *lap* asks for a batch, waits until it is on its device, takes a step, and waits for what the step
-gives. The first laps of all (things are compiled and opened) and the first after each start of the
-loader (nothing can be ready yet) are not counted. A loader that ends is started again.
+gives. The first laps of all, and the first after each start of the loader, are not counted.
 """
 
 import dataclasses
@@ -33,7 +32,6 @@ class Knobs:
 
     @property
     def helpers(self) -> int:
-        """How many helper threads make batches: none without prefetch."""
         return max(1, self.threads) if self.prefetch else 0
 
 
@@ -85,7 +83,7 @@ class Loop:
         # Helpers begin together: the first batch of each is waited for, or comes with the first.
         self._starting = max(1, knobs.helpers)
 
-    def run(self, seconds: float, cores_: int | None = None) -> Look:
+    def run(self, seconds: float, cores_: int = 0) -> Look:
         """Go on for so long. The first time, warm up before."""
         laps, until = self._laps(), time.perf_counter() + seconds / 2
         if not self._warm:  # compile, open files, and use up what was made ahead meanwhile

@@ -18,8 +18,8 @@ from loader.command.bench.measuring import HOST_STAGES, Knobs, Look, Loop, Step,
 from loader.data_loader import DataLoader
 from loader.records.words import bytes_in_words
 
-_BAR_WIDTH = 16
-_FEW_BATCHES = 10
+Build = Callable[[Knobs], DataLoader]
+_BAR_WIDTH, _FEW_BATCHES = 16, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,11 @@ class Verdict:
     def show(self, console: Console) -> None:
         """Print the verdict for a person."""
         look = self.look
-        means = f"threads = {max(1, look.knobs.threads)} and prefetch = {look.knobs.prefetch}"
-        pace = f", {bytes_in_words(look.bytes_per_batch * 1e3 / look.lap_ms)}/s over "
-        head = Text.assemble((f"{look.rows_per_s:,.0f} rows/s", "bold"), pace)
+        pace = (
+            f", {bytes_in_words(look.bytes_per_batch * 1e3 / look.lap_ms)}/s over {look.batches} "
+        )
+        pace += f"batches, with threads = {max(1, look.knobs.threads)} and prefetch = "
+        head = (f"{look.rows_per_s:,.0f} rows/s", "bold"), f"{pace}{look.knobs.prefetch}"
         times = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
         for name in ("", "", "ms per batch", "of its time"):
             times.add_column(name, no_wrap=True, justify="right" if "ms" in name else "left")
@@ -70,19 +72,15 @@ class Verdict:
             times.add_row(who if who != last else "", what, f"{ms:,.2f}", f"{share:4.0%} {bar}")
             last = who
         words = Table.grid(padding=(0, 2))
-        words.add_column(no_wrap=True)
-        for name, text in self._words():
-            words.add_row(name, text)
-        for part in (head + Text(f"{look.batches} batches, with {means}"), "", times, "", words):
-            console.print(part)
-
-    def _words(self) -> Iterator[tuple[str, Text]]:
-        yield "bottleneck", Text.assemble((self.bottleneck, "bold"), f": {self.reason}")
+        words.add_row("bottleneck", Text.assemble((self.bottleneck, "bold"), f": {self.reason}"))
         for trial in self.tried:
             what, under = ("turn next", " under [loader]") if trial.gained else ("no gain", "")
-            yield what, Text.assemble((trial.line, "bold"), f"{under}; {trial}")
-        yield "turn next" if self.knob is None else "", Text(self.advice)
-        yield from (("note", Text(note)) for note in self.notes)
+            words.add_row(what, Text.assemble((trial.line, "bold"), f"{under}; {trial}"))
+        words.add_row("turn next" if self.knob is None else "", Text(self.advice))
+        for note in self.notes:
+            words.add_row("note", Text(note))
+        for part in (Text.assemble(*head), "", times, "", words):
+            console.print(part)
 
 
 def _where_the_time_goes(look: Look) -> Iterator[tuple[str, str, float]]:
@@ -101,17 +99,16 @@ def _where_the_time_goes(look: Look) -> Iterator[tuple[str, str, float]]:
 
 
 def bench(
-    build: Callable[[Knobs], DataLoader],
+    build: Build,
     knobs: Knobs,
     *,
     seconds: float,
     step: Step | None = None,
-    cores: int | None = None,
+    cores: int = 0,
 ) -> Verdict:
     """The verdict on the loader that `build` makes with these knobs.
 
-    `step` is what training does with a batch; without one, the loop only waits for batches to be on
-    their devices. `cores` are those that may be used, by default all that this process has.
+    `step` is what training does with a batch, if anything. `cores`: 0 for all of this process.
     """
     if not seconds > 0:
         raise ValueError(f"seconds must be more than 0, got {seconds!r}: 5 is a good number")
@@ -133,7 +130,7 @@ def bench(
     raise AssertionError("the last proposal needs no trial")
 
 
-def _try(knobs: Knobs, build: Callable[[Knobs], DataLoader], loop: Loop, seconds: float) -> Trial:
+def _try(knobs: Knobs, build: Build, loop: Loop, seconds: float) -> Trial:
     """What the loader gives with these knobs and as it is: by turns, for the machine may change."""
     with build(knobs) as loader:
         other = Loop(loader, knobs, loop.step)

@@ -10,8 +10,8 @@ line, and reading goes on. A value that could not be made is `MISSING`.
 """
 
 import contextlib
-import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import sysconfig
@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import jax
 
-from loader.command.config.problems import ConfigError, Problem, did_you_mean, listed, one_line
+from loader.command.config.problems import Problem, did_you_mean, listed, one_line
 from loader.command.config.toml import Document, Path
 
 MISSING: Any = object()
@@ -59,23 +59,17 @@ class Reader:
             self.note((section,), f"[{section}] must be a table, got {table!r}")
         return table if isinstance(table, dict) else {}
 
-    def refuse_problems(self) -> None:
-        """Raise `ConfigError` if any problem was noted."""
-        if self.problems:
-            raise ConfigError(self.document.name, self.problems)
-
     def made(self, path: Path, table: Any, **given: Any) -> Any:
         """What the table's `kind` makes of its other keys and of what is given besides."""
         if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
             name = ".".join(map(str, path))
             return self.note(path, f"{name} must be a table with a text as `kind`, got {table!r}")
-        target = self._target((*path, "kind"), table["kind"])
-        if target is MISSING:
-            return MISSING
-        arguments = {key: value for key, value in table.items() if key != "kind"}
-        made = self.called(path, target, arguments, table["kind"], **given)
-        self.parts.append(made)
-        return made
+        arguments, kind = {**table}, table["kind"]
+        del arguments["kind"]
+        target = self._target((*path, "kind"), kind)
+        if target is not MISSING:
+            self.parts.append(self.called(path, target, arguments, kind, **given))
+        return target if target is MISSING else self.parts[-1]
 
     def called(
         self, path: Path, target: Any, table: Mapping[str, Any], label: str, **given: Any
@@ -140,9 +134,8 @@ class Reader:
             texts = [expanded(text) for text in jax.tree.leaves(value) if isinstance(text, str)]
             if any(repr(text) in message for text in texts):
                 return (*path, key)
-        words = {key: re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", message) for key in table}
-        named = [(found.start(), key) for key, found in words.items() if found]
-        return (*path, min(named)[1]) if named else path
+        first = re.search(rf"(?<![\w.])({'|'.join(map(re.escape, table))})(?!\w)", message)
+        return (*path, first[1]) if first and first[1] else path
 
     def _target(self, path: Path, kind: str) -> Any:
         if ":" in kind:
@@ -178,17 +171,13 @@ def working_folder_importable() -> Iterator[None]:
 
 def imported(text: Any) -> Any:
     """What `module:name` names; the module may be in the working folder."""
-    module, _, name = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if not module or not name:
+    if not isinstance(text, str) or not re.fullmatch(r"[^:]+:[^:]+", text):
         raise ValueError(f"a reference is 'module:name', got {text!r}")
     try:
         with working_folder_importable():
-            found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+            return pkgutil.resolve_name(text)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         raise ValueError(f"cannot find {text!r}: {one_line(error)}") from error
-    return found
 
 
 def expanded(text: str) -> str:

@@ -1,14 +1,4 @@
-"""A configuration file as a loader: the sections of the file, in the order in which data moves.
-
-    [source]      where records come from; several [[source]] tables build on one another
-    [order]       which record is at which position
-    [[operators]] one after the other
-    [batcher]     how rows become a batch
-    [loader]      batch size, epochs, threads and so on
-    [mesh]        axes and their sizes: the devices
-    [sharding]    rules from leaves to the axes of the mesh
-    [train]       for `scripts/train.py`: what is learned, and how
-    [held_out]    for `scripts/train.py`: a source and its operators, to measure what was learned
+"""A configuration file as a loader; `configs/README.md` says what its sections are.
 
 A key that is not known, or has no effect, is an error; all errors are told at once.
 """
@@ -34,10 +24,8 @@ from loader.sources.reading import record_spec
 from loader.transforms.operator_module import as_operator, as_operators
 from loader.transforms.transform import SpecUnknown, spec_after
 
-_SECTIONS = (
-    *("source", "order", "operators", "batcher", "loader", "mesh", "sharding"),
-    *("train", "held_out"),
-)
+_FLOW = ("source", "order", "operators", "batcher", "loader", "mesh", "sharding")
+_SECTIONS = (*_FLOW, "train", "held_out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +68,8 @@ def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[st
     held_out = None
     if "held_out" in tree and sharder is not MISSING:
         held_out = _held_out(reader, settings, sharder)
-    reader.refuse_problems()
+    if reader.problems:
+        raise ConfigError(os.fspath(path), reader.problems)
     document, parts = reader.document, tuple(reader.parts)
     return Config(document, loader, held_out, arguments or {}, settings, mesh, train, parts)
 

@@ -2,12 +2,11 @@
 
 What is shown is the batch that the training step gets, with the device operators applied. Only a
 batch with leaves that no device can hold, such as texts, is shown as the host has it, and says so.
-Ranges are those of real rows: padding would pull every range to zero. Least, most and mean are of
-finite values; NaN and infinities are counted beside them.
+Ranges are those of finite values in real rows: padding would pull every range to zero.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loader.command.peek.pictures import Sheet, draw_sheet
-from loader.command.peek.texts import TextLeaf, packings_of, print_text, texts_of
+from loader.command.peek.texts import Decode, TextLeaf, packings_of, print_text, texts_of
 from loader.data_loader import DataLoader
 from loader.records.narrowing import device_dtype
 from loader.records.spec import VALID_MASK, is_text, named_leaves, spec_of
@@ -97,12 +96,7 @@ class Peek:
 
 
 def peek(
-    loader: DataLoader,
-    step: int,
-    *,
-    picture: Path,
-    decode: Callable[[Sequence[int]], str] | None = None,
-    rows: int = 8,
+    loader: DataLoader, step: int, *, picture: Path, decode: Decode | None = None, rows: int = 8
 ) -> Peek:
     """Look at the batch of a step; the loader does not move.
 
@@ -114,24 +108,17 @@ def peek(
     plan, (batch, note) = loader.plan, _batch(loader, step)
     by_rows = _by_rows(batch, loader)
     valid = np.asarray(by_rows.get(VALID_MASK, np.ones(plan.batch_size)), bool)
-    real = {n: leaf if n == VALID_MASK else leaf[valid] for n, leaf in by_rows.items()}
+    shown = {name: leaf for name, leaf in by_rows.items() if name != VALID_MASK}
+    real = {**by_rows, **{name: leaf[valid] for name, leaf in shown.items()}}
+    facts = [_facts(n, leaf, real.get(n, _on_host(leaf))) for n, leaf in batch.items()]
     start, stop = plan.span(step)
     epochs = (start // plan.num_records, (stop - 1) // plan.num_records)
-    shown = {name: leaf for name, leaf in by_rows.items() if name != VALID_MASK}
+    masked = tuple(np.flatnonzero(~valid).tolist())
     sheet = draw_sheet(shown, valid, Path(picture), f"step {step} · epoch {epochs[0]}")
     read = {n: leaf for n, leaf in shown.items() if sheet is None or n not in sheet.notes}
-    return Peek(
-        step=int(step),
-        epochs=epochs,
-        positions=(start, stop - 1),
-        rows=len(valid),
-        masked=tuple(np.flatnonzero(~valid).tolist()),
-        note=note,
-        leaves=tuple(_facts(n, leaf, real.get(n, _on_host(leaf))) for n, leaf in batch.items()),
-        sheet=sheet,
-        packings=tuple(packings_of(shown, valid)),
-        texts=tuple(texts_of(read, valid[:rows], decode)),
-    )
+    packings, texts = packings_of(shown, valid), texts_of(read, valid[:rows], decode)
+    where = (int(step), epochs, (start, stop - 1), len(valid), masked, note)
+    return Peek(*where, tuple(facts), sheet, tuple(packings), tuple(texts))
 
 
 def _batch(loader: DataLoader, step: int) -> tuple[dict[str, Any], str]:

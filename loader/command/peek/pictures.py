@@ -21,16 +21,12 @@ from loader.records.optional import optional
 from loader.records.whole_file import write_whole
 from loader.records.words import visible
 
-MOST_ROWS = 64
-_FEW_ROWS = 12
+MOST_ROWS, _FEW_ROWS = 64, 12
 _SIDES = (256, 144)  # pixels of a tile: of few rows, of many
-_WIDTH = 1160  # pixels of all tiles of a line
+_WIDTH, _LEAST_WIDTH, _EDGE = 1160, 560, 8  # pixels of all tiles of a line
 _LINE, _CHARACTER = 15, 6.5  # pixels: the height of a line of text, the width of a character
 _CAPTION_LINES, _CAPTION_CHARACTERS = 3, 40
-_EDGE, _LEAST_WIDTH = 8, 560  # pixels
-_CHANNELS = (1, 3, 4)
-_LEAST_SIDE = 5  # of an image without channels: what is smaller is a matrix
-_MOST_NARROW = 4
+_CHANNELS, _LEAST_SIDE, _MOST_NARROW = (1, 3, 4), 5, 4  # what is smaller or longer is a matrix
 _IN_USE = 127  # uint8 that never goes above it is stretched
 _MAGENTA = (255, 0, 255)
 _BLANK = np.zeros((8, 8, 1), np.uint8)
@@ -130,8 +126,7 @@ def _png(
 
 def images_of(leaf: Any) -> list[np.ndarray] | None:
     """An image (height, width, channels) for each row, blank where there is none; None of none."""
-    objects = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim > 1
-    if not isinstance(leaf, np.ndarray) or leaf.ndim == 0 or objects:
+    if not isinstance(leaf, np.ndarray) or leaf.ndim == 0:
         return None
     images = [_BLANK if row is None else _image(row) for row in leaf]
     found = [image for image in images if image is not None]
@@ -139,38 +134,36 @@ def images_of(leaf: Any) -> list[np.ndarray] | None:
 
 
 def _image(row: Any) -> np.ndarray | None:
-    if not isinstance(row, np.ndarray) or min(row.shape, default=0) < 1:
+    if not isinstance(row, np.ndarray) or min(row.shape, default=0) < 1 or row.ndim > 3:
         return None
-    kinds = (np.bool_, np.integer, np.floating)
-    if not any(jnp.issubdtype(row.dtype, kind) for kind in kinds):
+    if not any(jnp.issubdtype(row.dtype, kind) for kind in (np.bool_, np.integer, np.floating)):
         return None
+    least, most = min(row.shape), max(row.shape)
+    if row.ndim == 2 and least >= _LEAST_SIDE and most <= _MOST_NARROW * least:
+        return row[:, :, None]
     if row.ndim == 3 and row.shape[2] in _CHANNELS and min(row.shape[:2]) > 1:
         return row
     if row.ndim == 3 and row.shape[0] in _CHANNELS and min(row.shape[1:]) >= _LEAST_SIDE:
         return np.moveaxis(row, 0, 2)
-    sides = sorted(row.shape)
-    if row.ndim == 2 and sides[0] >= _LEAST_SIDE and sides[1] <= _MOST_NARROW * sides[0]:
-        return row[:, :, None]
     return None
 
 
 def _tones(images: Sequence[np.ndarray]) -> tuple[float, float, bool]:
     """Which value of these images is black, which is white, and whether all are finite."""
-    values = [image.astype(np.float64) for image in images]
-    known = [own[np.isfinite(own)] for own in values]
-    finite = all(a.size == b.size for a, b in zip(values, known, strict=True))
-    least = min((float(own.min()) for own in known if own.size), default=0.0)
-    most = max((float(own.max()) for own in known if own.size), default=1.0)
+    values = np.concatenate([image.ravel().astype(np.float64) for image in images])
+    known = values[np.isfinite(values)]
+    least, most = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     if all(image.dtype == np.uint8 for image in images) and most > _IN_USE:
-        return 0.0, 255.0, finite
-    return (least, most, finite) if least < most else (min(least, 0.0), max(most, 1.0), finite)
+        least, most = 0.0, 255.0
+    if least == most:
+        least, most = min(least, 0.0), max(most, 1.0)
+    return least, most, known.size == values.size
 
 
 def _pixels(image: np.ndarray, black: float, white: float) -> np.ndarray:
     """The image as uint8 (height, width, 3), red, green, blue. An alpha channel is left out."""
     values = image[:, :, :3].astype(np.float64)
-    finite = np.isfinite(values)
-    span = white - black or 1.0
+    finite, span = np.isfinite(values), white - black or 1.0
     values = np.where(finite, values / span - black / span, 0)  # so it cannot overflow
     pixels = (values.clip(0, 1) * 255).round().astype(np.uint8)
     pixels = np.broadcast_to(pixels, (*image.shape[:2], 3)).copy()
