@@ -25,11 +25,11 @@ import make_data
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from train_journal import DIGEST_BYTES
 
 from loader import ArrayRecordSource
-from loader.command.config import read_config
+from loader.command.config.config import read_config
 from loader.command.main import ALL_KINDS
-from loader.command.train import DIGEST_BYTES
 
 CONFIG = "configs/digits.toml"
 DATA = "build/data/digits/train-*.array_record"
@@ -78,8 +78,8 @@ class Claim:
     figure: str
 
 
-def command(*words: Any) -> list[str]:
-    return [sys.executable, "-m", "loader", *map(str, words)]
+def training(*words: Any) -> list[str]:
+    return [sys.executable, "scripts/train.py", *map(str, words)]
 
 
 def environment() -> dict[str, str]:
@@ -90,7 +90,7 @@ def environment() -> dict[str, str]:
 def kill_in_mid_epoch(run: Run, epoch: int, after: int, *options: str) -> int:
     """Start a run, and kill it in the middle of an epoch, once it is behind a position and has a
     checkpoint; gives the position it reached."""
-    words = command("train", CONFIG, "--into", run.folder, *options)
+    words = training(CONFIG, "--into", run.folder, *options)
     child = subprocess.Popen(words, env=environment())
     while not (run.positions > after and 0.3 < run.positions % epoch / epoch < 0.7 and run.saved):
         if child.poll() is not None:
@@ -154,7 +154,9 @@ def each_once(number: int, epoch: int) -> bool:
     """Whether the positions of an epoch are those of every record once."""
     config = read_config(CONFIG, ALL_KINDS, ["mesh.data=1"])
     positions = np.arange(number * epoch, (number + 1) * epoch)
-    return sorted(config.order.records(positions, epoch).tolist()) == list(range(epoch))
+    return sorted(config.loader.pipeline.order.records(positions, epoch).tolist()) == list(
+        range(epoch)
+    )
 
 
 def main() -> int:
@@ -173,13 +175,12 @@ def main() -> int:
 
     console.rule("a run that is killed in mid-epoch")
     reached = kill_in_mid_epoch(killed, epoch, epochs // 2 * epoch, *set_epochs)
-    console.show_cursor()  # which the bar of a run that was killed has left hidden
     console.print(f"\nkilled after {reached:,} records", style="red")
     console.rule("the same run goes on: four devices, another batch size")
     changes = [part for key, value in RESUMED_WITH.items() for part in ("--set", f"{key}={value}")]
-    subprocess.run(command("resume", killed.folder, *changes), check=True, env=environment())
+    subprocess.run(training("--resume", killed.folder, *changes), check=True, env=environment())
     console.rule("a run that is left alone")
-    words = command("train", CONFIG, "--into", alone.folder, *set_epochs)
+    words = training(CONFIG, "--into", alone.folder, *set_epochs)
     subprocess.run(words, check=True, env=environment())
 
     console.rule("what was shown")

@@ -2,27 +2,44 @@
 
 What is shown is the batch that the training step gets, with the device operators applied. Only a
 batch with leaves that no device can hold, such as texts, is shown as the host has it, and says so.
+Ranges are those of finite values in real rows: padding would pull every range to zero.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from loader.command.peek.leaf_facts import LeafFacts, facts_of
-from loader.command.peek.marked_text import visible
 from loader.command.peek.pictures import Sheet, draw_sheet
-from loader.command.peek.printed import leaf_table, packing_line, print_text, ranges, sheet_lines
-from loader.command.peek.texts import Packing, TextLeaf, packings_of, texts_of
+from loader.command.peek.texts import Decode, TextLeaf, packings_of, print_text, texts_of
 from loader.data_loader import DataLoader
 from loader.records.narrowing import device_dtype
-from loader.records.spec import VALID_MASK, named_leaves, spec_of
+from loader.records.spec import VALID_MASK, is_text, named_leaves, spec_of
+from loader.records.words import ranges_in_words, visible
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafFacts:
+    """`least`, `most`, `mean`: of lengths where these differ; None where nothing can be counted."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: str | None
+    of_lengths: bool = False
+    least: float | int | None = None
+    most: float | int | None = None
+    mean: float | None = None
+    nan: int = 0
+    inf: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,54 +54,49 @@ class Peek:
     note: str
     leaves: tuple[LeafFacts, ...]
     sheet: Sheet | None
-    packings: tuple[Packing, ...]
+    packings: tuple[dict[str, Any], ...]
     texts: tuple[TextLeaf, ...]
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON data. `texts` hold as many rows as were asked for."""
+        leaves = [dataclasses.asdict(leaf) for leaf in self.leaves]
         return {
-            "step": self.step,
+            **{name: getattr(self, name) for name in ("step", "rows", "note")},
             "epoch": self.epochs[0],
             "positions": list(self.positions),
-            "rows": self.rows,
             "masked_rows": list(self.masked),
-            "note": self.note,
-            "leaves": [leaf.to_json() for leaf in self.leaves],
+            "leaves": [{**f, "min": f.pop("least"), "max": f.pop("most")} for f in leaves],
             "picture": None if self.sheet is None else self.sheet.to_json(),
-            "packing": [packing.to_json() for packing in self.packings],
+            "packing": list(self.packings),
             "texts": [text.to_json() for text in self.texts],
         }
 
     def show(self, console: Console) -> None:
         """Print it for people. Marks are characters, so nothing is lost without colours."""
-        console.print(self._head())
+        first, last = self.epochs
+        epoch = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+        rows = f"{self.rows} row{'s' * (self.rows > 1)}"
+        if self.masked:
+            which = f"row{'s' * (len(self.masked) > 1)} {ranges_in_words(self.masked)}"
+            rows += f", {len(self.masked)} of them padding ({which})"
+        where = f" · {epoch} · positions {self.positions[0]} to {self.positions[1]} · {rows}"
+        console.print(Text.assemble((f"step {self.step}", "bold"), where))
         if self.note:
             console.print(Text(visible(self.note), "yellow"))
-        console.print(leaf_table(self.leaves))
+        console.print(_leaf_table(self.leaves))
         for packing in self.packings:
-            console.print(packing_line(packing))
+            name, words = (visible(packing[key]) for key in ("leaf", "words"))
+            console.print(Text.assemble((f"{name} ", "bold"), words))
         if self.sheet is not None:
-            console.print(sheet_lines(self.sheet), soft_wrap=True)
+            notes = [f"\n  {visible(name)}: {note}" for name, note in self.sheet.notes.items()]
+            drawn = f"{self.sheet.path}, {self.sheet.which}"
+            console.print(Text.assemble(("picture ", "bold"), drawn, *notes), soft_wrap=True)
         for text in self.texts:
             print_text(console, text, self.rows)
 
-    def _head(self) -> Text:
-        first, last = self.epochs
-        epoch = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-        which = f"row{'s' * (len(self.masked) > 1)} {ranges(self.masked)}"
-        masked = f", {len(self.masked)} of them padding ({which})"
-        rows = f"{self.rows} row{'s' * (self.rows > 1)}{masked if self.masked else ''}"
-        positions = f"positions {self.positions[0]} to {self.positions[1]}"
-        return Text.assemble((f"step {self.step}", "bold"), f" · {epoch} · {positions} · {rows}")
-
 
 def peek(
-    loader: DataLoader,
-    step: int,
-    *,
-    picture: Path,
-    decode: Callable[[Sequence[int]], str] | None = None,
-    rows: int = 8,
+    loader: DataLoader, step: int, *, picture: Path, decode: Decode | None = None, rows: int = 8
 ) -> Peek:
     """Look at the batch of a step; the loader does not move.
 
@@ -93,53 +105,36 @@ def peek(
     """
     if type(rows) is not int or rows < 0:
         raise ValueError(f"rows must be an int of at least 0, got {rows!r}")
-    batch, note = _batch(loader, step)
+    plan, (batch, note) = loader.plan, _batch(loader, step)
     by_rows = _by_rows(batch, loader)
-    valid = np.asarray(by_rows.get(VALID_MASK, np.ones(loader.plan.batch_size)), bool)
-    real = {n: leaf if n == VALID_MASK else leaf[valid] for n, leaf in by_rows.items()}
-    facts = [
-        facts_of(name, leaf, real[name] if name in real else _on_host(leaf))
-        for name, leaf in batch.items()
-    ]
-    start, stop = loader.plan.span(step)
-    epochs = (start // loader.plan.num_records, (stop - 1) // loader.plan.num_records)
+    valid = np.asarray(by_rows.get(VALID_MASK, np.ones(plan.batch_size)), bool)
     shown = {name: leaf for name, leaf in by_rows.items() if name != VALID_MASK}
+    real = {**by_rows, **{name: leaf[valid] for name, leaf in shown.items()}}
+    facts = [_facts(n, leaf, real.get(n, _on_host(leaf))) for n, leaf in batch.items()]
+    start, stop = plan.span(step)
+    epochs = (start // plan.num_records, (stop - 1) // plan.num_records)
+    masked = tuple(np.flatnonzero(~valid).tolist())
     sheet = draw_sheet(shown, valid, Path(picture), f"step {step} · epoch {epochs[0]}")
     read = {n: leaf for n, leaf in shown.items() if sheet is None or n not in sheet.notes}
-    return Peek(
-        step=int(step),
-        epochs=epochs,
-        positions=(start, stop - 1),
-        rows=len(valid),
-        masked=tuple(np.flatnonzero(~valid).tolist()),
-        note=note,
-        leaves=tuple(facts),
-        sheet=sheet,
-        packings=tuple(packings_of(shown, valid)),
-        texts=tuple(texts_of(read, valid[:rows], decode)),
-    )
+    packings, texts = packings_of(shown, valid), texts_of(read, valid[:rows], decode)
+    where = (int(step), epochs, (start, stop - 1), len(valid), masked, note)
+    return Peek(*where, tuple(facts), sheet, tuple(packings), tuple(texts))
 
 
 def _batch(loader: DataLoader, step: int) -> tuple[dict[str, Any], str]:
     """The leaves of the batch by name, and what is to be said of where they come from."""
-    batch = jax.tree.map(_joined, loader.host_batch_at(step), is_leaf=_are_texts)
+
+    def joined(node: Any) -> Any:  # a list of texts is one leaf
+        return np.array(node, object) if isinstance(node, list) else node
+
+    host, is_list = loader.host_batch_at(step), lambda node: isinstance(node, list)
+    batch = jax.tree.map(joined, host, is_leaf=is_list)
     specs = named_leaves(spec_of(batch))
     staying = [name for name, spec in specs if device_dtype(spec.dtype) is None]
     if not staying:
         return dict(named_leaves(loader.batch_at(step))), ""
-    return dict(named_leaves(batch)), (
-        "as the host has it, before any device operator, since no device can hold these leaves: "
-        f"{', '.join(staying)}"
-    )
-
-
-def _are_texts(node: Any) -> bool:
-    return isinstance(node, list) and bool(node) and all(isinstance(n, str | bytes) for n in node)
-
-
-def _joined(node: Any) -> Any:
-    """A leaf as it is, a list of texts as one leaf."""
-    return np.array(node, object) if isinstance(node, list) else node
+    why = f"since no device can hold these leaves: {', '.join(staying)}"
+    return dict(named_leaves(batch)), f"as the host has it, before any device operator, {why}"
 
 
 def _by_rows(batch: dict[str, Any], loader: DataLoader) -> dict[str, Any]:
@@ -147,9 +142,7 @@ def _by_rows(batch: dict[str, Any], loader: DataLoader) -> dict[str, Any]:
     size, parts = loader.plan.batch_size, loader.microbatches
     rows = (size,) if parts is None else (parts, size // parts)
     found = {name: leaf for name, leaf in batch.items() if np.shape(leaf)[: len(rows)] == rows}
-    return {
-        name: _on_host(leaf).reshape(size, *leaf.shape[len(rows) :]) for name, leaf in found.items()
-    }
+    return {n: _on_host(leaf).reshape(size, *leaf.shape[len(rows) :]) for n, leaf in found.items()}
 
 
 def _on_host(leaf: Any) -> Any:
@@ -157,3 +150,47 @@ def _on_host(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return np.asarray(leaf)
+
+
+def _facts(name: str, leaf: Any, real: Any) -> LeafFacts:
+    """Of a leaf as it is in the batch, `real` being those of its rows that are not padding."""
+    sharding = getattr(leaf, "sharding", None)
+    spec = str(sharding.spec) if isinstance(sharding, NamedSharding) else None
+    text = is_text(real.dtype)
+    facts = LeafFacts(name, tuple(np.shape(leaf)), str(real.dtype), spec, text)
+    whole = real.dtype == np.bool_ or jnp.issubdtype(real.dtype, np.integer)
+    if text:
+        values = np.array([len(value) for value in real.ravel() if hasattr(value, "__len__")], int)
+    elif whole or jnp.issubdtype(real.dtype, np.floating):  # bfloat16 and its like as well
+        known = real.dtype.kind in ("iu" if whole else "f")
+        values = real if known else real.astype(np.int32 if whole else np.float32)
+    else:
+        return facts
+    kept, nan = values[np.isfinite(values)], int(np.isnan(values).sum())
+    facts = dataclasses.replace(facts, nan=nan, inf=values.size - kept.size - nan)
+    if not kept.size:
+        return facts
+    with np.errstate(over="ignore"):
+        mean = float(kept.mean(dtype=np.float64))
+    return dataclasses.replace(facts, least=kept.min().item(), most=kept.max().item(), mean=mean)
+
+
+def _leaf_table(leaves: Sequence[LeafFacts]) -> Table:
+    """A line for each leaf. Columns that would be empty are left out."""
+    rows = []
+    for leaf in leaves:
+        counts = {"NaN": leaf.nan, "infinite": leaf.inf}
+        odd = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        numbers = [leaf.least, leaf.most, leaf.mean]
+        words = ["" if n is None else f"{n:.4g}" if isinstance(n, float) else n for n in numbers]
+        remark = Text(odd, "bold red") if odd else Text("lengths" * leaf.of_lengths, "dim")
+        cells = (visible(leaf.name), leaf.shape, leaf.dtype, leaf.sharding or "", *words)
+        rows.append([*(Text(str(cell)) for cell in cells), remark])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    heads = ("leaf", "shape", "dtype", "sharding", "min", "max", "mean", "")
+    filled = [n for n in range(len(heads)) if any(row[n] for row in rows)]
+    for n in filled:
+        table.add_column(heads[n], justify="right" if n in (4, 5, 6) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[n] for n in filled))
+    return table

@@ -1,125 +1,183 @@
 """The images of a batch on one PNG sheet: a tile for each row, with its number and its labels.
 
-Small images are enlarged by whole factors, each value a square of pixels; large ones are shrunk.
-A row that is padding is greyed and crossed out. The head of the sheet says what was drawn, and how.
+An image is (height, width, channels) with 1, 3 or 4 channels, or (channels, height, width), or
+(height, width) if it is not too narrow for one. uint8 that makes use of its range is drawn as it
+is; everything else is stretched from its least to its most finite value in the batch, black to
+white, and a note says so. What is not finite is magenta. A row that is padding is crossed out.
 """
 
 import dataclasses
+import io
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from loader.command.peek.marked_text import visible
-from loader.command.peek.pen import Pen
-from loader.command.peek.pixels import images_of, tones_of
-from loader.command.peek.tiles import Box, Tile, laid_out
-from loader.records.spec import VALID_MASK
+from loader.records.optional import optional
 from loader.records.whole_file import write_whole
+from loader.records.words import visible
 
-MOST_ROWS = 64
-_SIDE = 128  # pixels: what is smaller is enlarged up to it
-_LARGEST = 256  # pixels: what is larger is shrunk to it, or to _SIDE if there are many rows
-_MANY_ROWS = 12
-_CAPTION_CHARACTERS = 40  # of one value
+MOST_ROWS, _FEW_ROWS = 64, 12
+_SIDES = (256, 144)  # pixels of a tile: of few rows, of many
+_WIDTH, _LEAST_WIDTH, _EDGE = 1160, 560, 8  # pixels of all tiles of a line
+_LINE, _CHARACTER = 15, 6.5  # pixels: the height of a line of text, the width of a character
+_CAPTION_LINES, _CAPTION_CHARACTERS = 3, 40
+_CHANNELS, _LEAST_SIDE, _MOST_NARROW = (1, 3, 4), 5, 4  # what is smaller or longer is a matrix
+_IN_USE = 127  # uint8 that never goes above it is stretched
+_MAGENTA = (255, 0, 255)
+_BLANK = np.zeros((8, 8, 1), np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sheet:
-    """A sheet that was drawn: the first `rows` of `of_rows` rows; `notes` say how, by leaf.
-
-    `boxes` are the places (left, top, width, height) of the images on it: for each row, one for
-    each leaf of `notes`.
-    """
+    """A sheet that was drawn: the first `rows` of `of_rows` rows; `notes` say how, by leaf."""
 
     path: Path
     rows: int
     of_rows: int
     notes: dict[str, str]
-    boxes: tuple[tuple[Box, ...], ...]
+    boxes: tuple[Any, ...]  # for each row and leaf (left, top, width, height), in pixels
 
     def to_json(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in ("rows", "of_rows", "notes")}
         return {"path": str(self.path), **named}
 
+    @property
+    def which(self) -> str:
+        """In words, which rows are on the sheet."""
+        if self.rows < self.of_rows:
+            return f"the first {self.rows} of {self.of_rows} rows"
+        return f"all {self.rows} rows" if self.rows > 1 else "the one row"
+
 
 def draw_sheet(
     leaves: Mapping[str, Any], valid: np.ndarray, path: Path, title: str
 ) -> Sheet | None:
-    """Draw all leaves that look like images; None if there are none, and then nothing is written.
+    """Draw all leaves that look like images, with single numbers and texts as captions.
 
-    `leaves` have a row for each entry of `valid`. Those of one number or text a row are captions.
+    None if there are none, and then nothing is written.
     """
     found = {name: images for name, leaf in leaves.items() if (images := images_of(leaf))}
     if not found:
         return None
-    pen = Pen.made()
-    rows = min(len(valid), MOST_ROWS)
-    told = np.flatnonzero(valid[:rows]).tolist() or [0]  # an image may be missing from the others
-    columns, notes = [], {}
+    rows, notes, drawn = min(len(valid), MOST_ROWS), {}, []
     for name, images in found.items():
-        tones = tones_of(image for image, real in zip(images, valid, strict=True) if real)
-        drawn = [_fitted(pen, tones.pixels(image), rows) for image in images[:rows]]
-        notes[name] = f"{_change([(images[row], drawn[row]) for row in told])}, {tones}"
-        columns.append(drawn)
-    tiles = [
-        Tile(images, _caption(leaves, row, bool(valid[row])), bool(valid[row]))
-        for row, images in enumerate(zip(*columns, strict=True))
-    ]
-    head = [f"{title} · {rows_drawn(rows, len(valid))}"]
-    head += [f"{visible(name)}: {note}" for name, note in notes.items()]
-    canvas, boxes = laid_out(pen, head, tiles)
+        real = [image for image, there in zip(images, valid, strict=True) if there] or images
+        black, white, finite = _tones(real)
+        shapes = sorted({"x".join(map(str, image.shape)) for image in real})
+        what = f"{real[0].dtype} {shapes[0] if len(shapes) == 1 else f'of {len(shapes)} sizes'}"
+        tones = f"{black:.4g} is black, {white:.4g} white" + ", magenta not finite" * (not finite)
+        notes[name] = f"{what}, {tones}"
+        drawn.append([_pixels(image, black, white) for image in images[:rows]])
+    sheet = Sheet(path, rows, len(valid), notes, ())
+    head = [f"{title} · {sheet.which}", *(f"{visible(name)}: {notes[name]}" for name in notes)]
+    captions = [_caption(leaves, row, bool(valid[row])) for row in range(rows)]
+    png, boxes = _png(head, captions, list(zip(*drawn, strict=True)), valid)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, pen.png(canvas))
-    return Sheet(path, rows, len(valid), notes, boxes)
+    write_whole(path, png)
+    return dataclasses.replace(sheet, boxes=boxes)
 
 
-def rows_drawn(rows: int, of_rows: int) -> str:
-    """In words, which rows are on the sheet."""
-    if rows < of_rows:
-        return f"the first {rows} of {of_rows} rows"
-    return f"all {rows} rows" if rows > 1 else "the one row"
+def _png(
+    head: list[str], captions: list[str], tiles: list[Any], valid: np.ndarray
+) -> tuple[bytes, Any]:
+    """The sheet as a file, and where on it the images of each tile are."""
+    optional("matplotlib", "drawing the images of a batch", "peek")
+    from matplotlib.figure import Figure  # without pyplot, which keeps figures and a backend
+
+    side, leaves = _SIDES[len(tiles) > _FEW_ROWS], len(tiles[0])
+    across = max(1, min(len(tiles), _WIDTH // (side * leaves)))
+    width = max(_LEAST_WIDTH, across * leaves * side)
+    head = [line for text in head for line in textwrap.wrap(text, int(width / _CHARACTER))]
+    above, tile_height = (len(head) + 1) * _LINE, side + _CAPTION_LINES * _LINE
+    height = above + math.ceil(len(tiles) / across) * tile_height
+    figure = Figure(figsize=(width / 100, height / 100), dpi=100)
+    style: dict[str, Any] = {"fontsize": 8, "parse_math": False, "va": "top"}
+    figure.text(_EDGE / width, 1 - _EDGE / height, "\n".join(head), **style)
+    boxes = []
+    for number, (images, caption) in enumerate(zip(tiles, captions, strict=True)):
+        left, top = number % across * leaves * side, above + number // across * tile_height
+        wide = int(side * leaves / _CHARACTER)
+        lines = textwrap.wrap(caption, wide, max_lines=_CAPTION_LINES, placeholder=" …")
+        style["color"] = "black" if valid[number] else "crimson"
+        top += _CAPTION_LINES * _LINE
+        place = ((left + _EDGE) / width, 1 - (top - 4) / height)
+        figure.text(*place, "\n".join(lines), **{**style, "va": "bottom"})
+        boxes.append(())
+        for place, image in enumerate(images):
+            scale = (side - 2 * _EDGE) / max(image.shape[:2])
+            scale = int(scale) if scale >= 1 else scale  # every value a square of pixels
+            high, wide = (round(length * scale) for length in image.shape[:2])
+            box = (left + place * side + _EDGE, top, wide, high)
+            share = (box[0] / width, 1 - (top + high) / height, wide / width, high / height)
+            axes = figure.add_axes(share, xticks=[], yticks=[])
+            axes.imshow(image, aspect="auto", alpha=1.0 if valid[number] else 0.1)
+            for ends in () if valid[number] else ((0, 1), (1, 0)):
+                axes.plot((0, 1), ends, color="crimson", transform=axes.transAxes)
+            boxes[-1] += (box,)
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue(), tuple(boxes)
 
 
-def _fitted(pen: Pen, pixels: np.ndarray, rows: int) -> np.ndarray:
-    """The image in a size in which so many of them can be looked at."""
-    longest, largest = max(pixels.shape), _LARGEST if rows <= _MANY_ROWS else _SIDE
-    if longest > largest:
-        height, width = (max(1, round(side * largest / longest)) for side in pixels.shape[:2])
-        return pen.shrunk(pixels, height, width)
-    factor = max(1, _SIDE // longest)
-    return pixels.repeat(factor, axis=0).repeat(factor, axis=1)
+def images_of(leaf: Any) -> list[np.ndarray] | None:
+    """An image (height, width, channels) for each row, blank where there is none; None of none."""
+    if not isinstance(leaf, np.ndarray) or leaf.ndim == 0:
+        return None
+    images = [_BLANK if row is None else _image(row) for row in leaf]
+    found = [image for image in images if image is not None]
+    return found if len(found) == len(images) and any(row is not None for row in leaf) else None
 
 
-def _change(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
-    """What the images are, and how their size was changed, from each and what was drawn of it."""
-    image, drawn = pairs[0]
-    shapes = {image.shape for image, _ in pairs}
-    if len(shapes) > 1:
-        return f"{image.dtype} of {len(shapes)} sizes, fitted"
-    what = f"{image.dtype} {'x'.join(map(str, image.shape))}"
-    what += ", alpha left out" if image.shape[2] == 4 else ""
-    was, now = image.shape[0], drawn.shape[0]
-    if now > was:
-        return f"{what}, enlarged {now // was} times"
-    return f"{what}, shrunk to {now}x{drawn.shape[1]}" if now < was else what
+def _image(row: Any) -> np.ndarray | None:
+    if not isinstance(row, np.ndarray) or min(row.shape, default=0) < 1 or row.ndim > 3:
+        return None
+    if not any(jnp.issubdtype(row.dtype, kind) for kind in (np.bool_, np.integer, np.floating)):
+        return None
+    least, most = min(row.shape), max(row.shape)
+    if row.ndim == 2 and least >= _LEAST_SIDE and most <= _MOST_NARROW * least:
+        return row[:, :, None]
+    if row.ndim == 3 and row.shape[2] in _CHANNELS and min(row.shape[:2]) > 1:
+        return row
+    if row.ndim == 3 and row.shape[0] in _CHANNELS and min(row.shape[1:]) >= _LEAST_SIDE:
+        return np.moveaxis(row, 0, 2)
+    return None
 
 
-def _caption(leaves: Mapping[str, Any], row: int, real: bool) -> tuple[str, ...]:
+def _tones(images: Sequence[np.ndarray]) -> tuple[float, float, bool]:
+    """Which value of these images is black, which is white, and whether all are finite."""
+    values = np.concatenate([image.ravel().astype(np.float64) for image in images])
+    known = values[np.isfinite(values)]
+    least, most = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    if all(image.dtype == np.uint8 for image in images) and most > _IN_USE:
+        least, most = 0.0, 255.0
+    if least == most:
+        least, most = min(least, 0.0), max(most, 1.0)
+    return least, most, known.size == values.size
+
+
+def _pixels(image: np.ndarray, black: float, white: float) -> np.ndarray:
+    """The image as uint8 (height, width, 3), red, green, blue. An alpha channel is left out."""
+    values = image[:, :, :3].astype(np.float64)
+    finite, span = np.isfinite(values), white - black or 1.0
+    values = np.where(finite, values / span - black / span, 0)  # so it cannot overflow
+    pixels = (values.clip(0, 1) * 255).round().astype(np.uint8)
+    pixels = np.broadcast_to(pixels, (*image.shape[:2], 3)).copy()
+    pixels[~finite.all(axis=2)] = _MAGENTA
+    return pixels
+
+
+def _caption(leaves: Mapping[str, Any], row: int, real: bool) -> str:
     """The row's number and what else there is one of for each row."""
-    if not real:
-        return f"row {row}", "padding"
-    values = [
-        f"{name}={_short(leaf[row])}"
-        for name, leaf in leaves.items()
-        if isinstance(leaf, np.ndarray) and leaf.ndim == 1 and name != VALID_MASK
-        if not isinstance(leaf[row], np.ndarray)
-    ]
-    return f"row {row}", *map(visible, values)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, np.floating | float):
-        return f"{value:.4g}"
-    return str(value)[:_CAPTION_CHARACTERS]
+    words = [f"row {row}"] if real else [f"row {row}", "padding"]
+    for name, leaf in leaves.items():
+        if real and isinstance(leaf, np.ndarray) and leaf.ndim == 1:
+            value = leaf[row]
+            if not isinstance(value, np.ndarray):
+                text = f"{value:.4g}" if isinstance(value, np.floating) else str(value)
+                words.append(visible(f"{name}={text[:_CAPTION_CHARACTERS]}"))
+    return " · ".join(words)

@@ -14,7 +14,6 @@ from loader.state.folder import documents
 from loader.state.orbax import DOCUMENT_NAME
 
 _DEEPEST = 3  # folders between the one that is named and a document
-_UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP_FOLDER = re.compile(r"(?:.*[_-])?(\d+)")  # 120, step_120
 
 
@@ -23,18 +22,15 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     given = Path(path)
     if not given.exists():
         raise ValueError(f"there is no {given}: name a state document, or a folder that holds one")
-    if not given.is_dir():
-        return given, _read(given)
+    files = list(reversed(documents(given))) if given.is_dir() else [given]
     errors: list[ValueError] = []
-    for file in reversed(documents(given)):
+    for file in files or [_newest_below(given)]:
         try:
-            return file, _read(file)
-        except ValueError as error:  # passed over, as loader.restore does
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    file = _newest_below(given)
-    return file, _read(file)
+            return file, read_document(file)
+        except (ValueError, OSError) as error:  # an older one may be whole, as in loader.restore
+            words = " ".join(str(error).split())
+            errors.append(ValueError(words if str(file) in words else f"{file}: {words}"))
+    raise errors[0]
 
 
 def passed_over(file: Path) -> list[Path]:
@@ -43,22 +39,11 @@ def passed_over(file: Path) -> list[Path]:
     return saved[saved.index(file) + 1 :] if file in saved else []
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return read_document(file)
-    except (ValueError, OSError) as error:
-        words = " ".join(str(error).split())
-        raise ValueError(words if str(file) in words else f"{file}: {words}") from error
-
-
 def _newest_below(folder: Path) -> Path:
     """The document of the newest step of Orbax's below a folder."""
-    found = [
-        file.relative_to(folder)
-        for depth in range(_DEEPEST + 1)
-        for file in folder.glob("*/" * depth + DOCUMENT_NAME)
-        if _UNFINISHED not in str(file.relative_to(folder))
-    ]
+    depths = [folder.glob("*/" * depth + DOCUMENT_NAME) for depth in range(_DEEPEST + 1)]
+    found = [file.relative_to(folder) for files in depths for file in files]
+    found = [file for file in found if ".orbax-checkpoint-tmp" not in str(file)]  # unfinished
     if not found:
         raise ValueError(
             f"{folder} holds no state: neither what loader.save(folder) writes, nor an Orbax "
@@ -68,9 +53,8 @@ def _newest_below(folder: Path) -> Path:
     newest = [file for file, step in zip(found, steps, strict=True) if step == max(steps)]
     if len(newest) > 1 or len(set(runs)) > 1:
         names = ", ".join(sorted(map(str, found))[:4])
-        raise ValueError(
-            f"{folder} holds states of several loaders or runs ({names}): name one of the files"
-        )
+        words = f"holds states of several loaders or runs ({names}): name one of the files"
+        raise ValueError(f"{folder} {words}")
     return folder / newest[0]
 
 

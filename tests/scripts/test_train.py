@@ -1,9 +1,11 @@
 """The reference loop: what a run has seen does not depend on how it was run."""
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,18 @@ import numpy as np
 import pytest
 
 from loader import DataLoader
-from loader.command.config import read_config
-from loader.command.main import ALL_KINDS, main
-from loader.command.run_folder import alone
-from loader.command.train import DIGEST_BYTES, row_digests, train
+from loader.command.config.config import read_config
+from loader.command.config.problems import ConfigError
+from loader.command.main import ALL_KINDS
+from loader.command.main import main as gristmill
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+script: Any = importlib.import_module("train")
+journal: Any = importlib.import_module("train_journal")
+models: Any = importlib.import_module("train_models")
+sys.path.remove(str(ROOT / "scripts"))
+main: Callable[[list[str]], int] = script.main
 
 CONFIG = """\
 [source]
@@ -69,7 +79,7 @@ def run(name: str, *changes: str, until: int | None = None) -> dict:
         if until is not None and line["step"] >= until:
             raise Killed
 
-    return train(config, Path(name), tell).to_json()
+    return script.train(config, Path(name), tell)
 
 
 def test_a_run_that_was_broken_off_has_seen_what_an_undisturbed_one_has(folder: Path):
@@ -81,7 +91,7 @@ def test_a_run_that_was_broken_off_has_seen_what_an_undisturbed_one_has(folder: 
     assert alone["position"] == resumed["position"] == 150
     assert resumed["digest"] == alone["digest"]
     assert Path("alone/seen").read_bytes() == Path("killed/seen").read_bytes()
-    assert Path("alone/seen").stat().st_size == 150 * DIGEST_BYTES
+    assert Path("alone/seen").stat().st_size == 150 * journal.DIGEST_BYTES
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
@@ -121,11 +131,13 @@ def test_microbatches_change_nothing_that_is_seen_and_the_loss_is_that_of_the_ba
 
 def test_padding_is_not_seen_and_not_learned(folder: Path):
     config = read_config("some.toml", ALL_KINDS)
-    last = config.loader().batch_at(6)  # 2 rows and 6 of padding
-    digests = row_digests(last)
-    assert [digest == bytes(DIGEST_BYTES) for digest in digests] == [False] * 2 + [True] * 6
+    last = config.loader.batch_at(6)  # 2 rows and 6 of padding
+    digests = journal.row_digests(last)
+    assert [digest == bytes(journal.DIGEST_BYTES) for digest in digests] == [False] * 2 + [True] * 6
     assert config.train is not None
-    measured = config.train.task.measure(lambda x: x[:, :1] * 0, jax.tree.map(np.asarray, last))
+    measured = models.measure(
+        config.train.task, lambda x: x[:, :1] * 0, jax.tree.map(np.asarray, last)
+    )
     assert measured["weights"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
@@ -151,63 +163,63 @@ def test_metrics_are_lines_of_what_happened(folder: Path):
 
 
 def test_a_run_goes_on_by_its_folder_alone(folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["train", "some.toml", "--into", "out", "--set", "loader.epochs=1"]) == 0
-    assert main(["train", "some.toml", "--into", "out"]) == 2
-    assert "gristmill resume out" in capsys.readouterr().err
+    assert main(["some.toml", "--into", "out", "--set", "loader.epochs=1"]) == 0
+    assert main(["some.toml", "--into", "out"]) == 2
+    assert "--resume out" in capsys.readouterr().err
     (folder / "some.toml").unlink()  # the run has a copy
-    assert main(["resume", "out", "--set", "loader.epochs=2", "--json"]) == 0
+    assert main(["--resume", "out", "--set", "loader.epochs=2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["first_position"], result["position"]) == (50, 100)
-    assert main(["resume", "out", "--json"]) == 0  # what was set stays set
+    assert main(["--resume", "out", "--json"]) == 0  # what was set stays set
     assert json.loads(capsys.readouterr().out)["position"] == 100
-    assert main(["resume", "nowhere"]) == 2
-    assert "no run in nowhere" in capsys.readouterr().err
+    assert main(["--resume", "nowhere"]) == 2
+    assert "there is no run in" in capsys.readouterr().err
 
 
 def test_other_data_is_refused_when_a_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["train", "some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
+    assert main(["some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
     for change in ("order.seed=7", "train.task.width=64"):
-        assert main(["resume", "out", "--set", "loader.steps=9", "--set", change]) == 2
+        assert main(["--resume", "out", "--set", "loader.steps=9", "--set", change]) == 2
         error = capsys.readouterr().err
         assert ("order.seed" if "seed" in change else "of another model") in error
         assert len(error.splitlines()) == 1
     # What was refused is forgotten; what is allowed is not refused.
-    assert main(["resume", "out", "--set", "loader.steps=9", "--json"]) == 0
+    assert main(["--resume", "out", "--set", "loader.steps=9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 9
     changes = ["--set", "loader.steps=12", "--set", "order.seed=7", "--allow", "order.seed"]
-    assert main(["resume", "out", *changes, "--json"]) == 0
+    assert main(["--resume", "out", *changes, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 12
 
 
 def test_a_run_that_could_not_begin_is_none(folder: Path, capsys: pytest.CaptureFixture[str]):
     (folder / "noise.py").write_text("def noisy(rows):\n    raise ValueError('no')\n")
     sys.modules.pop("noise", None)
-    assert main(["train", "some.toml", "--into", "out"]) == 2
+    assert main(["some.toml", "--into", "out"]) == 2
     assert "no" in capsys.readouterr().err
     (folder / "noise.py").write_text(NOISE)
     sys.modules.pop("noise", None)
-    assert main(["train", "some.toml", "--into", "out"]) == 0
+    assert main(["some.toml", "--into", "out"]) == 0
 
 
 def test_only_one_process_runs_in_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["train", "some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
-    with alone(folder / "out"):
-        assert main(["resume", "out"]) == 2
+    assert main(["some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
+    with script.alone(folder / "out"):
+        assert main(["--resume", "out"]) == 2
     assert "another process is running in" in capsys.readouterr().err
 
 
 def test_a_lost_record_of_what_was_seen_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert main(["train", "some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
+    assert main(["some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
     seen = folder / "out" / "seen"
     seen.write_bytes(seen.read_bytes()[:-1])
-    assert main(["resume", "out"]) == 2
+    assert main(["--resume", "out"]) == 2
     assert "cut off" in capsys.readouterr().err
 
 
 def test_the_script_to_copy_from_trains_and_goes_on(tmp_path: Path):
-    script = Path(__file__).parent.parent.parent / "scripts" / "train_nnx.py"
+    script = ROOT / "scripts" / "train_nnx.py"
 
     def lines(*more: str) -> list[str]:
         done = subprocess.run(
@@ -225,4 +237,95 @@ def test_the_script_to_copy_from_trains_and_goes_on(tmp_path: Path):
 
 def test_a_loader_whose_records_differ_has_other_digests_for_every_row():
     batch = DataLoader({"x": np.arange(9)}, batch_size=9).batch_at(0)
-    assert len(set(row_digests(batch))) == 9
+    assert len(set(journal.row_digests(batch))) == 9
+
+
+def problems(text: str) -> list[tuple[int | None, str]]:
+    Path("other.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"other\.toml") as caught:
+        script.refuse_unfit_task(read_config("other.toml", ALL_KINDS))
+    return [(problem.line, problem.message) for problem in caught.value.problems]
+
+
+def test_a_task_that_does_not_fit_the_data_is_named(folder: Path):
+    ((line, message),) = problems(CONFIG.replace('"Regress"', '"Regress", input = "picture"'))
+    assert line == 16
+    assert "'picture'" in message
+
+
+def test_held_out_records_must_fit_the_model(folder: Path):
+    np.save("wide.npy", np.zeros((50, 7), np.float32))
+    before, held_out, after = CONFIG.partition("[held_out]")
+    ((line, message),) = problems(before + held_out + after.replace('"x.npy"', '"wide.npy"'))
+    assert line == 18
+    assert "does not fit" in message
+
+
+def test_a_configuration_without_a_task_is_refused(folder: Path):
+    text = CONFIG[: CONFIG.index("[train]")]
+    assert problems(text) == [(None, "there is no section [train]: what is to be learned?")]
+
+
+def test_labels_that_are_no_classes_are_noticed(folder: Path, capsys: pytest.CaptureFixture[str]):
+    np.save("y.npy", np.arange(50, dtype=np.int32))  # of which 40 are not a class
+    (folder / "some.toml").write_text(
+        CONFIG.replace('"Regress"', '"Classify", input = "x", label = "y"')
+    )
+    assert main(["some.toml", "--into", "out"]) == 2
+    assert "the loss is nan at step 5" in capsys.readouterr().err
+
+
+def test_a_configuration_without_a_mesh_is_trained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "some.toml").write_text(CONFIG.replace("[mesh]\ndata = 4\n", ""))
+    assert main(["some.toml", "--steps", "7"]) == 0
+    assert "7; 50 records" in capsys.readouterr().out
+
+
+def test_a_run_leaves_what_is_needed_to_go_on_and_a_state_to_look_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["some.toml", "--set", "loader.epochs=1"]) == 0
+    shown = capsys.readouterr().out
+    assert "step 7  loss" in shown
+    assert "50 records" in shown
+    assert (folder / "runs/some/config.toml").read_text() == CONFIG
+    assert main(["some.toml", "--into", "b", "--steps", "7", "--set", "order.seed=1"]) == 0
+    capsys.readouterr()
+    assert gristmill(["state", "diff", "runs/some", "b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["allow_changes"] == ["order.seed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a CONFIG to begin with, or --resume DIR"),
+        (["some.toml", "--resume", "out"], "give a CONFIG to begin with, or --resume DIR"),
+        (["--resume", "out", "--into", "other"], "--into has no effect with --resume"),
+        (["some.toml", "--stepz", "3"], "unrecognized arguments"),
+        (["some.toml", "--set", "train.sede=3"], "did you mean 'seed'"),
+        (["nowhere.toml"], "cannot read it"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_script_runs_as_a_process(folder: Path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/train.py"), "some.toml", "--steps", "5", "--json"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["position"] == 40
+    assert done.stderr.startswith("step 5  loss")

@@ -25,12 +25,12 @@ from loader import (
     TextLinesSource,
     index_lengths,
 )
-from loader.command.peek.leaf_facts import LeafFacts
-from loader.command.peek.peek import Peek, peek
+from loader.command.peek.peek import LeafFacts, Peek, peek
+from loader.records.optional import optional
 from operators import ByteTokenizer, DecodeImage, Normalize, PadTokens, ShiftTargets, Tokenize
 
 DECODE = ByteTokenizer().decode
-RED = (200, 30, 45)
+RED = (220, 20, 60)  # crimson
 MAGENTA = [255, 0, 255]
 
 
@@ -62,6 +62,7 @@ def tiles(seen: Peek, leaf: int = 0) -> list[np.ndarray]:
 def points(tile: np.ndarray, side: int) -> np.ndarray:
     """The middle of each of the squares that the values of an image of this size became."""
     factor = len(tile) // side
+    assert factor >= 1
     return tile[factor // 2 :: factor, factor // 2 :: factor]
 
 
@@ -107,7 +108,7 @@ def test_each_tile_shows_the_image_of_its_own_row(tmp_path: Path):
     assert places == sorted(set(places))  # read as a text is
     least, most = int(batch["image"].min()), int(batch["image"].max())
     for tile, image in zip(shown, batch["image"], strict=True):
-        assert tile.shape == (128, 128, 3)
+        assert tile.shape[0] == tile.shape[1] >= 128
         expected = np.round((image - float(least)) / (most - least) * 255)
         np.testing.assert_array_equal(points(tile, 8), expected.repeat(3, axis=2))
 
@@ -148,10 +149,9 @@ def test_rows_that_are_padding_are_crossed_out_and_no_others(tmp_path: Path):
     seen = peek(loader, 1, picture=tmp_path / "sheet.png")
     assert seen.masked == (7, 8, 9, 10, 11)
     for row, tile in enumerate(tiles(seen)):
-        corners = [tile[n, m].tolist() for n in (20, -21) for m in (20, -21)]
-        assert (corners == [list(RED)] * 4) == (row >= 7)
-        greys = tile[10:20, 60:70].reshape(-1, 3)
-        assert (row >= 7) == bool(((greys > 200) & (greys < 245)).all())
+        crossed = (tile == RED).all(axis=2)
+        assert crossed.any() == (row >= 7)
+        assert (row >= 7) == bool((tile[~crossed] > 150).mean() > 0.9)  # faint
 
 
 def test_no_more_rows_are_drawn_than_can_be_looked_at(tmp_path: Path):
@@ -165,7 +165,7 @@ def test_large_images_are_shrunk_to_a_size_that_fits(tmp_path: Path):
         np.full((3, 300, 400, 3), 200, np.uint8) - np.arange(3, dtype=np.uint8)[:, None, None, None]
     )
     seen = peek(DataLoader({"image": plain}, batch_size=3), 0, picture=tmp_path / "sheet.png")
-    assert [tile.shape for tile in tiles(seen)] == [(192, 256, 3)] * 3
+    assert {tile.shape for tile in tiles(seen)} == {(180, 240, 3)}
     assert [tile[90, 100, 0] for tile in tiles(seen)] == [200, 199, 198]
 
 
@@ -204,11 +204,17 @@ def test_a_caption_shows_what_there_is_one_of_in_a_row(tmp_path: Path):
     )
     changed = (drawn(first) != drawn(second)).any(axis=2)
     assert first.sheet is not None
-    for row, ((left, top, width, height),) in enumerate(first.sheet.boxes):
-        below = changed[top + height : top + height + 20, left : left + width]
-        assert below.any() == (row in (2, 8))
-        changed[top + height : top + height + 20, left : left + width] = False
+    for row, ((left, top, width, _),) in enumerate(first.sheet.boxes):
+        caption = (slice(top - 45, top), slice(left, left + width))
+        assert changed[caption].any() == (row in (2, 8))
+        changed[caption] = False
     assert not changed.any()
+
+
+def test_what_is_in_a_caption_is_not_taken_for_mathematics(tmp_path: Path):
+    data = {**digits(2), "price": np.array(["$x_{", "a$b$"], object)}
+    seen = peek(DataLoader(data, batch_size=2), 0, picture=tmp_path / "sheet.png")
+    assert len(tiles(seen)) == 2
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_one_before(
@@ -228,11 +234,12 @@ def test_a_picture_that_cannot_be_written_leaves_the_one_before(
     assert os.listdir(path.parent) == ["sheet.png"]
 
 
-def test_without_opencv_images_are_refused_with_the_remedy(
+def test_without_matplotlib_images_are_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ImportError, match=r"pip install 'gristmill\[images\]'"):
+    optional.cache_clear()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'gristmill\[peek\]'"):
         peek(DataLoader(digits(3), batch_size=3), 0, picture=tmp_path / "sheet.png")
     loader = DataLoader({"x": np.arange(6.0).reshape(3, 2)}, batch_size=3)
     assert peek(loader, 0, picture=tmp_path / "sheet.png").to_json()["picture"] is None

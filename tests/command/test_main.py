@@ -3,14 +3,15 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from loader.command.main import main
-from loader.command.run_folder import CONFIG as COPY
+from loader.command.config.config import read_config
+from loader.command.main import ALL_KINDS, main
 from tests.attempts import in_one_of_several_attempts
 
 DIGITS = """\
@@ -105,17 +106,6 @@ def test_a_configuration_without_a_mesh_will_do(folder: Path, capsys: pytest.Cap
     assert "on the default device" in output(capsys, "check", "digits.toml")
     facts = json.loads(output(capsys, "check", "digits.toml", "--json"))
     assert facts["bytes_per_device_and_batch"] == 16 * (64 + 4 + 1)
-    assert "50 records" in output(capsys, "train", "digits.toml")
-
-
-def test_check_makes_the_first_batch_and_measures_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    np.save("labels.npy", np.arange(50, dtype=np.int32))  # of which 40 are no class
-    assert main(["check", "digits.toml"]) == 2
-    assert "digits.toml:12: the loss of the first batch is nan" in capsys.readouterr().err
-    assert main(["train", "digits.toml", "--into", "out"]) == 2
-    assert "the loss is nan at step 4" in capsys.readouterr().err
 
 
 def test_check_prints_every_problem_with_its_line(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -175,22 +165,32 @@ batch_size = 10
     assert json.loads(shown)["bottleneck"] == bottleneck
 
 
-def test_bench_runs_the_step_of_training(folder: Path, capsys: pytest.CaptureFixture[str]):
-    verdict = json.loads(
-        output(capsys, "bench", "digits.toml", "--seconds", "0.5", "--train", "--json")
-    )
+def test_bench_runs_a_step_of_your_own(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "my_step.py").write_text("def step(batch):\n    return batch['label'].sum()\n")
+    arguments = ("bench", "digits.toml", "--seconds", "0.5", "--step", "my_step:step", "--json")
+    verdict = json.loads(output(capsys, *arguments))
     assert verdict["step_ms"] > 0
     assert verdict["rows_per_s"] > 0
 
 
 def test_state_is_told_in_words_and_compared(folder: Path, capsys: pytest.CaptureFixture[str]):
-    output(capsys, "train", "digits.toml", "--into", "a", "--json")
-    output(capsys, "train", "digits.toml", "--into", "b", "--set", "order.seed=1", "--json")
+    for name, changes in (("a", []), ("b", ["order.seed=1"])):
+        loader = read_config("digits.toml", ALL_KINDS, changes).loader
+        loader.seek(4)
+        loader.save(name)
     assert "4 batches were delivered" in output(capsys, "state", "show", "a")
     assert json.loads(output(capsys, "state", "show", "a", "--json"))["state"]["position"] == 50
     difference = json.loads(output(capsys, "state", "diff", "a", "b", "--json"))
     assert difference["allow_changes"] == ["order.seed"]
     assert "order.seed" in output(capsys, "state", "diff", "a", "b")
+
+
+def test_the_command_leaves_the_process_as_it_was(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "some.toml").write_text('[source]\nkind = "planted_delays:Slow"\n')
+    before = list(sys.path), list(warnings.filters), Path.cwd()
+    for arguments in (["check", "digits.toml"], ["check", "some.toml"], ["check", "nowhere.toml"]):
+        main(arguments)
+    assert (list(sys.path), list(warnings.filters), Path.cwd()) == before
 
 
 BAD = {
@@ -200,9 +200,15 @@ BAD = {
     "no such file": (("check", "nowhere.toml"), "cannot read it: No such file"),
     "a folder": (("check", "."), "cannot read it: Is a directory"),
     "a step behind the end": (("peek", "digits.toml", "--step", "4"), "behind the end"),
-    "a step that is none": (("peek", "digits.toml", "--step", "-1"), "at least 0"),
-    "nothing to learn": (("train", "text.toml"), r"no section [train]"),
-    "no such run": (("resume", "nowhere"), "no run in nowhere"),
+    "a step before the first": (("peek", "digits.toml", "--step", "-1"), "at least 0"),
+    "no such step": (
+        ("bench", "digits.toml", "--step", "planted_delays:nothing"),
+        "cannot find 'planted_delays:nothing'",
+    ),
+    "a step that is none": (
+        ("bench", "digits.toml", "--step", "sys:path"),
+        "which cannot be called",
+    ),
     "no such state": (("state", "show", "nowhere"), "nowhere"),
     "no time": (("bench", "digits.toml", "--seconds", "0"), "seconds"),
     "a change that is none": (("check", "digits.toml", "--set", "x"), "cannot set 'x'"),
@@ -250,10 +256,3 @@ def test_the_command_starts_by_either_name(words: list[str], folder: Path):
     assert "no problem found" in done.stdout
     assert "\x1b" not in done.stdout  # no colours, no bars: this is no terminal
     assert done.stderr == ""
-
-
-def test_a_run_leaves_what_is_needed_to_go_on(folder: Path, capsys: pytest.CaptureFixture[str]):
-    shown = output(capsys, "train", "digits.toml")
-    assert "step 4" in shown
-    assert (folder / "runs/digits" / COPY).read_text() == DIGITS
-    assert "50 records" in shown

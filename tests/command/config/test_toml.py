@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from loader.command.problems import NOT_IN_THE_FILE, ConfigError
-from loader.command.toml_lines import read_document
+from loader.command.config.problems import NOT_IN_THE_FILE, ConfigError
+from loader.command.config.toml import read_toml
 
 TEXT = '''# a comment, and [not] a = table
 seed = 1
@@ -48,19 +48,19 @@ LINES = {
     ("operators", 1, "a", "b", "c"): 19,
     ("train",): 20,
     ("train", "task", "seeds"): 21,
-    ("train", "task", "seeds", 0, "y"): 22,
-    ("train", "task", "seeds", 1, "x"): 23,
+    ("train", "task", "seeds", 0, "y"): 21,  # the line in which the value begins
+    ("train", "task", "seeds", 1, "x"): 21,
 }
 
 
 def test_every_key_has_its_line_and_every_value_is_tomllibs():
-    document = read_document(TEXT, "some.toml")
+    document = read_toml(TEXT, "some.toml")
     assert document.tree == tomllib.loads(TEXT)
     assert {path: document.line(path) for path in LINES} == LINES
 
 
 def test_what_has_no_line_has_that_of_what_is_around_it():
-    document = read_document(TEXT, "some.toml")
+    document = read_toml(TEXT, "some.toml")
     assert document.line(("source", "missing")) == 3
     assert document.line(("operators", 0, "size", 1)) == 10
     assert document.line(("nowhere",)) is None
@@ -72,18 +72,18 @@ def test_what_has_no_line_has_that_of_what_is_around_it():
 )
 def test_what_is_no_toml_is_said_with_its_line(text: str, line: int):
     with pytest.raises(ConfigError, match=rf"^some.toml:{line}: this is not TOML: \w") as caught:
-        read_document(text, "some.toml")
+        read_toml(text, "some.toml")
     assert "\n" not in str(caught.value)
 
 
 def test_a_long_list_is_read_in_no_time():
     paths = "".join(f'  "shard-{n}-of-20000",\n' for n in range(20_000))
-    document = read_document(f"paths = [\n{paths}]\nlast = 1\n", "some.toml")
+    document = read_toml(f"paths = [\n{paths}]\nlast = 1\n", "some.toml")
     assert document.line(("last",)) == 20_003
 
 
 def test_values_can_be_replaced_and_are_then_in_no_line():
-    document = read_document(TEXT, "some.toml")
+    document = read_toml(TEXT, "some.toml")
     changed = document.changed(["source.kind=B", "operators.0.size=[3]", "new.key = true"])
     assert changed.tree["source"]["kind"] == "B"
     assert changed.tree["operators"][0]["size"] == [3]

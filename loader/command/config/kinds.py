@@ -10,21 +10,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+import loader.sources as sources
 from loader.batchers import DefaultBatcher, PadBatcher
 from loader.order.orders import BlockShuffle, Sequential, Shuffle
-from loader.sources import (
-    ArrayRecordSource,
-    ArraySource,
-    FilesSource,
-    Mixture,
-    Msgpack,
-    Packed,
-    RawArrays,
-    TensorStoreSource,
-    TextLinesSource,
-    TokenWindows,
-    index_lengths,
-)
+from loader.sources import ArraySource, Mixture, Packed, RawArrays, index_lengths
 from loader.sources.mapped import Mapped
 
 Kinds = Mapping[str, Callable[..., Any]]
@@ -75,21 +64,17 @@ def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = Non
     return Mixture(pairs, seed, length=length)
 
 
+_AS_THEY_ARE = (
+    *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
+    "TokenWindows",
+)
 KINDS: Kinds = {
-    "ArrayRecordSource": ArrayRecordSource,
     "ArraySource": _arrays,
-    "FilesSource": FilesSource,
-    "Mapped": Mapped,
     "Mixture": _mixture,
-    "Msgpack": Msgpack,
     "Packed": _packed,
     "RawArrays": _raw_arrays,
-    "TensorStoreSource": TensorStoreSource,
-    "TextLinesSource": TextLinesSource,
-    "TokenWindows": TokenWindows,
-    "Sequential": Sequential,
-    "Shuffle": Shuffle,
-    "BlockShuffle": BlockShuffle,
-    "DefaultBatcher": DefaultBatcher,
-    "PadBatcher": PadBatcher,
+    "Mapped": Mapped,
+    **{name: getattr(sources, name) for name in _AS_THEY_ARE},
+    **{kind.__name__: kind for kind in (Sequential, Shuffle, BlockShuffle)},
+    **{kind.__name__: kind for kind in (DefaultBatcher, PadBatcher)},
 }

@@ -1,0 +1,1 @@
+"""A configuration file as a loader: `config.py` is the whole way."""
