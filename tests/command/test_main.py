@@ -199,7 +199,7 @@ BAD = {
     "no such option": (("check", "digits.toml", "--jsn"), "unrecognized arguments: --jsn"),
     "no such file": (("check", "nowhere.toml"), "cannot read it: No such file"),
     "a folder": (("check", "."), "cannot read it: Is a directory"),
-    "a step behind the end": (("peek", "digits.toml", "--step", "4"), "behind the end"),
+    "a step out of range": (("peek", "digits.toml", "--step", "4"), "out of range"),
     "a step before the first": (("peek", "digits.toml", "--step", "-1"), "at least 0"),
     "no such step": (
         ("bench", "digits.toml", "--step", "planted_delays:nothing"),

@@ -108,5 +108,5 @@ def test_threads_that_make_and_free_at_once_do_not_share():
 
 
 def test_small_rows_and_texts_are_made_by_numpy():
-    assert empty_rows((2**19,), np.uint8).base is None
+    assert empty_rows((2**14,), np.uint8).base is None
     assert empty_rows((LARGE,), object).base is None

@@ -261,7 +261,7 @@ def test_a_packed_source_gives_each_record_once_an_epoch_and_resumes(fit: Fit):
 def test_the_spec_of_packed_rows_is_known_without_reading():
     source = Known(documents(small_lengths()))
     packed = Packed(source, small_lengths(), 20, leaf=["tokens", "weights"], pad_value=7)
-    loader = DataLoader(packed, batch_size=3)
+    loader = DataLoader(packed, batch_size=3, prefetch=0)
     spec = {name: (s.shape, str(s.dtype)) for name, s in loader.pipeline.batch_spec().items()}
     assert spec == {
         "tokens": ((3, 20), "int32"),

@@ -92,7 +92,7 @@ def test_what_is_wrong_with_a_state_is_said_in_one_line(tmp_path: Path):
         "changed.json": (document.replace('"step": 5', '"step": 6'), "its checksum does not match"),
         "cut.json": (document[:50], "is no JSON"),
         "list.json": ("[]", "must be a dict"),
-        "newer.json": ('{"version": 2, "place": 7}', "has version 2, this loader reads version 1"),
+        "newer.json": ('{"version": 3, "place": 7}', "has version 3, this loader reads version 2"),
     }
     for name, (text, why) in wrong.items():
         (bad / name).write_text(text)
