@@ -58,10 +58,7 @@ def train(
     begun: Callable[[], None] = lambda: None,
     allow_changes: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Train to the end, from the newest checkpoint in the folder if there is one.
-
-    `begun` is called once all of that has been accepted and the first step is taken.
-    """
+    """Train to the end, from the newest checkpoint if any; `begun` is called after a step."""
     refuse_unfit_task(config)
     settings = config.train
     assert settings is not None

@@ -52,7 +52,10 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data."""
         fields = dataclasses.asdict(self)
-        return {**fields.pop("look"), "waiting_share": self.look.waiting_share, **fields}
+        look = self.look
+        rates = {"bytes_per_s": look.bytes_per_batch * 1e3 / look.lap_ms}
+        rates["waiting_share"] = look.waiting_share
+        return {**fields.pop("look"), **rates, **fields}
 
     def show(self, console: Console) -> None:
         """Print the verdict for a person."""

@@ -61,13 +61,11 @@ def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[st
     sharder = read_sharder(reader, mesh)
     settings = reader.called(("loader",), LoaderSettings, reader.table("loader"), "[loader]")
     train = None
-    if table := reader.table("train"):
-        train = reader.called(("train",), TrainSettings, table, "[train]")
+    if "train" in tree:
+        train = reader.called(("train",), TrainSettings, reader.table("train"), "[train]")
     arguments = _arguments(reader, settings, sharder)
     loader = _loader(reader, ("loader",), arguments)
-    held_out = None
-    if "held_out" in tree and sharder is not MISSING:
-        held_out = _held_out(reader, settings, sharder)
+    held_out = _held_out(reader, settings, sharder) if "held_out" in tree else None
     if reader.problems:
         raise ConfigError(os.fspath(path), reader.problems)
     document, parts = reader.document, tuple(reader.parts)
@@ -122,7 +120,8 @@ def _held_out(reader: Reader, settings: Any, sharder: Any) -> Any:
 
     def made(source: Any, operators: Any = ()) -> Any:
         common = _common(reader, ("held_out",), source, operators, settings)
-        return _loader(reader, ("held_out",), common and {**common, "sharder": sharder})
+        whole = None if common is None or sharder is MISSING else {**common, "sharder": sharder}
+        return _loader(reader, ("held_out",), whole)
 
     return reader.called(("held_out",), made, reader.table("held_out"), "[held_out]")
 

@@ -124,11 +124,13 @@ def peek(
 def _batch(loader: DataLoader, step: int) -> tuple[dict[str, Any], str]:
     """The leaves of the batch by name, and what is to be said of where they come from."""
 
-    def joined(node: Any) -> Any:  # a list of texts is one leaf
-        return np.array(node, object) if isinstance(node, list) else node
+    def are_texts(node: Any) -> bool:  # a list of texts is one leaf
+        return isinstance(node, list) and bool(node) and isinstance(node[0], str | bytes)
 
-    host, is_list = loader.host_batch_at(step), lambda node: isinstance(node, list)
-    batch = jax.tree.map(joined, host, is_leaf=is_list)
+    def joined(node: Any) -> Any:
+        return np.array(node, object) if are_texts(node) else node
+
+    batch = jax.tree.map(joined, loader.host_batch_at(step), is_leaf=are_texts)
     specs = named_leaves(spec_of(batch))
     staying = [name for name, spec in specs if device_dtype(spec.dtype) is None]
     if not staying:

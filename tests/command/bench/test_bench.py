@@ -309,6 +309,16 @@ def test_operators_that_can_go_to_the_device_are_named():
     assert advice(on_device, seen(), "dispatch").startswith('on = "host" for RandomFlip')
 
 
+def test_the_times_of_operators_with_one_label_are_added():
+    def slow(rows: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.01)
+        return rows
+
+    loader = building(SlowSource(0.0), operators=[slow, slow])(Knobs(0, 2))
+    (ms,) = operators_ms(loader).values()
+    assert ms >= 20
+
+
 def test_the_leaf_with_most_bytes_is_named():
     loader = building({"id": np.arange(64), "image": np.ones((64, 9), np.float32)})(Knobs(0, 2))
     words = advice(loader, seen(place=9), "place")

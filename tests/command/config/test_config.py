@@ -165,6 +165,9 @@ def test_an_unknown_key_is_an_error_at_any_depth(folder: Path):
     assert problems(text) == [(31, "'classes' of Classify must be a whole number, got 'ten'")]
     text = GOOD + TRAIN.replace('"Classify"', '"Classify", classes = 0')
     assert problems(text) == [(31, "Classify: classes must be at least 1, got 0")]
+    assert problems(f"{GOOD}[train]\n") == [(29, "[train] needs 'task'")]
+    text = GOOD.replace("data = 4", "data = 0") + TRAIN.replace("size = 6 }", "sizes = 6 }")
+    assert [line for line, _ in problems(text)] == [28, 35]
     text = GOOD + TRAIN.replace("size = 6 }", "sizes = 6 }")
     assert any(line == 35 and "'sizes'" in message for line, message in problems(text))
 
