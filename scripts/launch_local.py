@@ -3,7 +3,7 @@
     python scripts/launch_local.py -n 4 --devices 2 -- python train.py
 
 starts the command four times, with two CPU devices each. The script calls
-`loader.processes.join_job()` before it touches a device; under this launcher that joins the
+`loader.state.agreement.join_job()` before it touches a device; under this launcher that joins the
 processes on the loopback address, without it it does nothing. Each process writes a log; when one
 fails, the others are ended. The exit status is the first that was not 0.
 """

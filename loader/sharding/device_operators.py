@@ -1,6 +1,6 @@
 """All device operators of a loader as one jitted function.
 
-It is dispatched by the consumer, never by the prefetch thread, and compiled once: batches have one
+It is dispatched by the consumer, never by a helper thread, and compiled once: batches have one
 shape. What it takes is placed first, split by rows only; what it gives is sharded as the rules say.
 Rows that are padding are zeros again afterwards.
 """
