@@ -27,6 +27,30 @@ from operators.text.targets import ShiftTargets as ShiftTargets
 from operators.text.tokenize import Tokenize as Tokenize
 from operators.text.tokenizers import ByteTokenizer as ByteTokenizer
 
+__all__ = [
+    "ByteTokenizer",
+    "Cast",
+    "CenterCrop",
+    "Choice",
+    "Constant",
+    "CropTokens",
+    "DecodeImage",
+    "Filter",
+    "Map",
+    "MapBatch",
+    "MixUp",
+    "Normalize",
+    "PadTokens",
+    "RandomCrop",
+    "RandomFlip",
+    "Rename",
+    "Resize",
+    "Select",
+    "Sequence",
+    "ShiftTargets",
+    "Tokenize",
+]
+
 _NEW_NAMES = {"Crop": "CropTokens", "Pad": "PadTokens"}
 
 

@@ -84,13 +84,9 @@ def gristmill(
     *,
     threads: int = 0,
     order: Any = None,
-    read_ahead: int = 0,
     **settings: Any,
 ) -> Contestant:
-    """This loader; host batches without a device, else with its prefetch.
-
-    `read_ahead` is of how many batches it may have read the rows.
-    """
+    """This loader; host batches without a device, else placed ones."""
     of_order = f", {type(order).__name__}" if order is not None else ""
     name = f"gristmill{of_order}{f', Threads({threads})' if threads else ''}"
     name += ", prefetch=0" if settings.get("prefetch") == 0 else ""
@@ -108,7 +104,8 @@ def gristmill(
         )
         return iter(loader) if task.devices else loader.host_batches()
 
-    ahead = read_ahead + 3 * threads + _ahead(task)
+    # What it may have made before a turn begins: its prefetch, and a batch for each thread.
+    ahead = settings.get("prefetch", 2) + max(1, threads) + 1
     return Contestant(name, make, "gristmill", devices=task.devices, ahead=ahead)
 
 

@@ -34,7 +34,6 @@ from loader import ArrayRecordSource, BlockShuffle, Shuffle, TensorStoreSource
 
 PLACES = {0: "host", 1: "one device", 8: "mesh of eight"}
 _QUICK_LOOK = 4096  # records that --quick looks at in the check
-_READ_AHEAD = 96  # batches of arrays: three groups of up to 32
 _SLOW = ("processes", "threads_on_records", "data_loader")  # to start, or at all
 _QUICK_GRAIN = tuple(s for s in GRAIN_SETTINGS if not any(getattr(s, name) for name in _SLOW))
 
@@ -78,7 +77,7 @@ def _in_memory(name: str, columns: Columns, task: Task, others: bool, pace: Pace
         settings = settings[:1]
     contestants = [
         limit("numpy gather", columns.take, task),
-        gristmill(task, arrays, read_ahead=_READ_AHEAD),
+        gristmill(task, arrays),
         *([gristmill(task, arrays, prefetch=0)] if task.devices else ()),
         *grain_contestants(task, settings=settings),
     ]

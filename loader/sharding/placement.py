@@ -106,7 +106,8 @@ class BatchPlacement:
 
     def _narrowed(self, number: int, leaf: Any) -> np.ndarray | jax.Array:
         """The leaf in the dtype of the spec. `ValueError` for an integer that does not fit."""
-        leaf = on_host(leaf)
+        if type(leaf) is not np.ndarray:
+            leaf = on_host(leaf)
         dtype = self._as_they_are[number]
         if dtype is None:
             raise unplaceable(self._names[number], leaf.dtype)

@@ -36,6 +36,10 @@ TAKEN_AWAY = {
     "nothing": "",
     "jax._src": "sys.modules['jax._src.mesh'] = sys.modules['jax._src.distributed'] = None",
     "batched_device_put": "sys.modules['jaxlib.xla_client'] = None",
+    "TraceAnnotation.is_enabled": (
+        "class Plain(jax.profiler.TraceAnnotation): is_enabled = None\n"
+        "jax.profiler.TraceAnnotation = Plain"
+    ),
     "_raw_value": (
         "import loader.records.jax_settings as settings; settings._slot_is_known = lambda: False"
     ),

@@ -21,7 +21,7 @@ from rich.text import Text
 from loader.command.peek.pictures import Sheet, draw_sheet
 from loader.command.peek.texts import Decode, TextLeaf, packings_of, print_text, texts_of
 from loader.data_loader import DataLoader
-from loader.records.narrowing import device_dtype
+from loader.records.narrowing import device_dtype, on_host
 from loader.records.spec import VALID_MASK, is_text, named_leaves, spec_of
 from loader.records.words import ranges_in_words, visible
 
@@ -110,7 +110,7 @@ def peek(
     valid = np.asarray(by_rows.get(VALID_MASK, np.ones(plan.batch_size)), bool)
     shown = {name: leaf for name, leaf in by_rows.items() if name != VALID_MASK}
     real = {**by_rows, **{name: leaf[valid] for name, leaf in shown.items()}}
-    facts = [_facts(n, leaf, real.get(n, _on_host(leaf))) for n, leaf in batch.items()]
+    facts = [_facts(n, leaf, real.get(n, on_host(leaf))) for n, leaf in batch.items()]
     start, stop = plan.span(step)
     epochs = (start // plan.num_records, (stop - 1) // plan.num_records)
     masked = tuple(np.flatnonzero(~valid).tolist())
@@ -144,14 +144,7 @@ def _by_rows(batch: dict[str, Any], loader: DataLoader) -> dict[str, Any]:
     size, parts = loader.plan.batch_size, loader.microbatches
     rows = (size,) if parts is None else (parts, size // parts)
     found = {name: leaf for name, leaf in batch.items() if np.shape(leaf)[: len(rows)] == rows}
-    return {n: _on_host(leaf).reshape(size, *leaf.shape[len(rows) :]) for n, leaf in found.items()}
-
-
-def _on_host(leaf: Any) -> Any:
-    """The leaf as a numpy array; keys of random numbers, which have no numbers to show, as is."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return leaf
-    return np.asarray(leaf)
+    return {n: on_host(leaf).reshape(size, *leaf.shape[len(rows) :]) for n, leaf in found.items()}
 
 
 def _facts(name: str, leaf: Any, real: Any) -> LeafFacts:
