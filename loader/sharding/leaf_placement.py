@@ -3,7 +3,8 @@
 `jax.device_put` and `jax.make_array_from_callback` find out for every array anew what it is and
 where it goes: some 80 and 30 µs on one device, and then both call one function of jaxlib that takes
 10. An array that they have placed shows all that this function must be told. So the first leaf is
-placed by JAX, and those of later batches are sent the same way.
+placed by JAX, and those of later batches are sent the same way. Beside a step of 1 ms of Python, a
+batch of 256 images takes 1.25 ms that way and 1.47 ms without it.
 
 That function is not part of JAX's public interface. Where it is missing, or a trial shows that it
 does something else, JAX goes on placing every leaf.
