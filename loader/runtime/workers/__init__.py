@@ -1,1 +1,1 @@
-"""Kinds of workers: how many threads, or what else, make host batches."""
+"""Kinds of workers that make host batches: today, threads of this process."""
