@@ -170,6 +170,18 @@ def test_by_epoch_gives_each_epoch_its_batches():
     assert [len(list(epoch)) for epoch in loader.by_epoch()] == [3, 3, 3]  # and again
 
 
+def test_by_epoch_goes_on_to_the_end_of_a_state_that_is_set_in_between():
+    small = DataLoader(unlike_records(32), batch_size=4, epochs=2)
+    small.seek(8)
+    loader, count = DataLoader(unlike_records(32), batch_size=16, epochs=2), 0
+    for epoch in loader.by_epoch():
+        count += sum(1 for _ in epoch)
+        if epoch.index == 0 and count == 2:
+            loader.set_state(small.get_state())
+    assert count == 4
+    assert loader.step == 10  # two batches of 16 after step 8
+
+
 def test_by_epoch_goes_on_in_the_middle_of_one_and_skips_nothing():
     loader = DataLoader(unlike_records(10), batch_size=4, epochs=2)
     next(loader)

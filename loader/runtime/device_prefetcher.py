@@ -66,8 +66,11 @@ class DevicePrefetcher(Generic[T]):
         if error is not None:
             again = RuntimeError("the stream has ended with an error, which was raised before")
             self._ended = error if isinstance(error, StopIteration) else again
-            line.close()
-            raise error
+            line.stop()
+            try:
+                raise error
+            finally:
+                del error, value  # the error's traceback refers to this frame
         batch, state = cast(tuple[Any, Any], value)
         self._at = number + 1, state  # last: an interrupt before this loses nothing
         return batch

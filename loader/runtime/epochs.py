@@ -24,8 +24,7 @@ class Epoch:
 
 def epochs_of(loader: Any) -> Iterator[Epoch]:
     """The epochs of a loader from where it is. One that is left early is not skipped."""
-    end = loader.plan.end
-    while end is None or loader.step < end:
+    while (end := loader.plan.end) is None or loader.step < end:  # set_state may change the plan
         step = loader.step
         epoch = Epoch(loader, loader.plan.epoch(step), step, loader.plan.epoch_end(step))
         yield epoch

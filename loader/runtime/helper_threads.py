@@ -66,7 +66,7 @@ def join(threads: Iterable[threading.Thread]) -> str | None:
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     words = []
     for thread in threads:
-        if thread is not threading.current_thread():
+        if thread.ident is not None and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             frame = sys._current_frames().get(thread.ident or 0)

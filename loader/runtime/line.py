@@ -36,6 +36,10 @@ class Task(Generic[T]):
         self._owner: dict[str, Any] = {}
         self._finished: queue.SimpleQueue[None] = queue.SimpleQueue()
 
+    @property
+    def owner(self) -> Any:
+        return self._owner.get("owner")
+
     def claim(self, who: Any) -> bool:
         """Whether the task is theirs: it is if nobody else has claimed it before."""
         return self._owner.setdefault("owner", who) == who
@@ -84,8 +88,11 @@ class _Shared(Generic[T]):
             step = self.admitted.get()
             if self.stopped:
                 self.admitted.put(-1)  # for the next helper
-            elif step >= self.asked:  # else the consumer has made it itself
-                self._make(self.task(step))
+                return
+            task = self.task(step)  # before the look at `asked`: a step that is over stays over
+            if step >= self.asked:  # else the consumer has made it itself
+                self._make(task)
+            del task  # it is the consumer's
 
     def _make(self, task: Task[T]) -> None:
         # A new name each time: a step that was admitted twice is made once.
@@ -127,19 +134,20 @@ class Line(Generic[T]):
     ) -> None:
         self._shared: _Shared[T] = _Shared(make, place, first, ahead)
         self._any_thread = any_thread
-        # More helpers than results ahead would idle: each may have one more step on the host.
+        # All helpers but one may have a step more on the host. One must stay free: if all could
+        # wait to place, nobody would make a step that has failed and is asked for again.
         self._most_begun = ahead + max(0, helpers - 1)
         self._end = sys.maxsize if end is None else end
         self._next_begun = self._next_placed = first  # steps that the helpers may not touch yet
         self._began = _here()
         self._helpers = helpers
+        weakref.finalize(self, self._shared.stop)
         self._threads = HelperThreads(
             [self._shared.help] * helpers,
             self._shared.stop,
             name,
             uses_jax=place is not None,
         )
-        weakref.finalize(self, self._shared.stop)
         self._admit()
 
     def is_of_here(self) -> bool:
@@ -149,7 +157,8 @@ class Line(Generic[T]):
     @property
     def ready(self) -> int:
         """How many results are finished and not taken."""
-        return sum(task.outcome is not None for task in list(self._shared.tasks.values()))
+        tasks, asked = list(self._shared.tasks.values()), self._shared.asked
+        return sum(task.outcome is not None for task in tasks if task.step > asked)
 
     def take(self, step: int) -> T:
         """The result of this step; raises what making it raised. Asked again, it is the same."""
@@ -157,7 +166,10 @@ class Line(Generic[T]):
         if error is not None:
             self._next_begun = self._next_placed = step  # asked again, it is made again
             self._shared.tasks.pop(step, None)
-            raise error
+            try:
+                raise error
+            finally:
+                del error, value  # the error's traceback refers to this frame
         return cast(T, value)
 
     def outcome(self, step: int) -> tuple[T | None, BaseException | None]:
@@ -172,6 +184,9 @@ class Line(Generic[T]):
         if not self._helpers or self._claimed(task):
             value = shared.make(step)
             return value if shared.place is None else shared.place(value), None
+        if task.owner == _CONSUMER:  # of an attempt that was broken off: now a helper must make it
+            task = shared.tasks[step] = Task(step)
+            shared.admitted.put(step)
         while not task.wait(_LIVENESS_CHECK_S):
             if not self._threads.alive():
                 raise RuntimeError(f"the helper threads have ended without the batch of {step}")
@@ -205,6 +220,10 @@ class Line(Generic[T]):
         ):
             shared.task(self._next_placed).may_place.put(None)
             self._next_placed += 1
+
+    def stop(self) -> None:
+        """Tell the helpers to end, and do not wait."""
+        self._shared.stop()
 
     def close(self) -> str | None:
         """Stop the helpers and wait, but not for long. Says what still runs, if anything."""

@@ -403,6 +403,54 @@ def test_an_interrupt_while_the_loop_makes_a_batch_costs_none(monkeypatch: pytes
     batches.close()
 
 
+def test_a_batch_that_the_loop_gave_up_is_made_by_a_helper_under_a_guard(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Once(ArraySource):
+        thread_safe = True
+        broken = True
+
+        def gather(self, indices: np.ndarray) -> Any:
+            if self.broken and threading.current_thread() is threading.main_thread():
+                raise OSError("gone for a moment")
+            return super().gather(indices)
+
+    source = Once(unlike_records(40))
+    batches = DataLoader(source, batch_size=4)
+    with monkeypatch.context() as patch:
+        let_helpers_make(patch, 0.0)
+        with pytest.raises(OSError, match="gone for a moment"):
+            next(batches)
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        assert ids(next(batches)) == [0, 1, 2, 3]
+    batches.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("prefetch", [1, 2, 7])
+def test_a_batch_that_fails_twice_is_made_again_whatever_the_threads(threads: int, prefetch: int):
+    failures = {9: [1, 2], 21: [1, 2]}
+
+    def fails(rows: Any) -> Any:
+        for record, left in failures.items():
+            if record in rows["id"] and left:
+                left.pop()
+                raise OSError("try again")
+        return rows
+
+    settings = {"workers": Threads(threads), "prefetch": prefetch}
+    batches = DataLoader(unlike_records(40), batch_size=4, operators=[fails], **settings)
+    batches.batch_spec()
+    seen, errors = [], 0
+    while len(seen) < 10:
+        try:
+            seen.append(ids(next(batches))[0])
+        except OSError:
+            errors += 1
+    assert (seen, errors) == (list(range(0, 40, 4)), 4)
+    batches.close()
+
+
 @whoever_makes_them
 @pytest.mark.parametrize("bad", range(7))
 def test_a_record_that_cannot_be_read_stops_the_batches_after_it(bad: int):
