@@ -70,7 +70,7 @@ class Gate:
 
 @pytest.fixture(params=["as it comes", "in turns", "the loop"])
 def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who makes the batches: the promises below hold whoever does."""
+    """Which thread makes the batches. The promises below hold for each."""
     chance = {"as it comes": 1.0, "in turns": 0.3, "the loop": 0.0}[request.param]
     let_helpers_make(monkeypatch, chance)
     return request.param
