@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument(argument, type=Path, metavar=metavar)
         return made
 
-    command("check", _check, "validate a configuration and print its pipeline, or all problems", "config")
+    command("check", _check, "validate a configuration and print its pipeline", "config")
     peek_ = command("peek", _peek, "look at a batch: pictures, texts, masks, ranges", "config")
     peek_.add_argument("--step", type=int, default=0, help="which batch (0)")
     peek_.add_argument("--rows", type=int, default=8, help="rows of text to show (8)")
