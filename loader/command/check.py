@@ -73,9 +73,8 @@ def show(facts: dict[str, Any], config: Config, console: Console) -> None:
     console.print(table, "")
     config.loader.explain()
     total = "without end" if facts["steps"] is None else f"{facts['steps']:,} in all"
-    batch, whole = (
-        bytes_in_words(facts[name]) for name in ("bytes_per_device_and_batch", "bytes_per_device")
-    )
+    batch = bytes_in_words(facts["bytes_per_device_and_batch"])
+    whole = bytes_in_words(facts["bytes_per_device"])
     lines = [
         f"steps      {facts['steps_per_epoch']:,} per epoch, {total}",
         f"memory     {batch} per device and batch, at most {whole} with those under way",

@@ -19,7 +19,6 @@ from rich.console import Console
 
 import operators
 from loader.command import check, state
-from loader.command.bench.measuring import Knobs
 from loader.command.bench.verdict import bench
 from loader.command.config.calls import imported, working_folder_importable
 from loader.command.config.config import read_config
@@ -99,12 +98,7 @@ def _bench(options: argparse.Namespace) -> Shown:
         if not callable(step):
             raise ValueError(f"--step {options.step} is {step!r}, which cannot be called")
     config = read_config(options.config, ALL_KINDS, options.set)
-
-    def build(knobs: Knobs) -> Any:
-        return config.another_loader(threads=knobs.threads, prefetch=knobs.prefetch)
-
-    knobs = Knobs(config.settings.threads, config.settings.prefetch)
-    verdict = bench(build, knobs, seconds=options.seconds, step=step)
+    verdict = bench(config.loader, seconds=options.seconds, step=step)
     return verdict.to_json(), verdict.show
 
 
@@ -158,11 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     bench_.add_argument("--seconds", type=float, default=5.0, help="how long to measure (5)")
     step = bench_.add_mutually_exclusive_group()
     step.add_argument("--step-ms", type=float, help="a training step that takes this long")
-    words = (
-        "your training step, of a module in the working folder or on Python's path: it is called "
-    )
-    words += "with one batch, on its devices, and returns what jax.block_until_ready can wait for, "
-    step.add_argument("--step", metavar="MODULE:FUNCTION", help=f"{words}such as the loss, or None")
+    words = "your training step: called with a batch, it returns what JAX can wait for, or None"
+    step.add_argument("--step", metavar="MODULE:FUNCTION", help=words)
     states = commands.add_parser("state", help="look at a saved state, compare two")
     states = states.add_subparsers(required=True, metavar="show|diff")
     command("show", _state_show, "a state in words", "file", within=states)

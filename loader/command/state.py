@@ -17,11 +17,6 @@ from loader.state.finding import passed_over
 
 State = Mapping[str, Any]
 
-_REMAINDERS = {
-    "pad": "the last batch of an epoch is filled up with masked rows",
-    "drop": "records that do not fill the last batch of an epoch are left out",
-    "carry": "epochs run into each other",
-}
 _FIELDS = {
     "order": "the kind of order and its settings",
     "order.seed": "the seed of the order",
@@ -31,11 +26,12 @@ _FIELDS = {
     "data.spec": "what a record looks like",
     "data.sample": "the content of a few records",
 }
+_MAY_DIFFER = ("batch_size", "remainder", "origin")
 
 
 def state_in_words(state: State) -> list[tuple[str, str]]:
     """What a state says, as names and words."""
-    step, remainder = state["step"], state["remainder"]
+    step = state["step"]
     counted = "steps are counted from the start"
     if tuple(state["origin"]) != (0, 0):
         counted = "resumed there with another batch size, remainder or data, and counted from there"
@@ -43,7 +39,7 @@ def state_in_words(state: State) -> list[tuple[str, str]]:
         ("step", f"{step}: {_many(step, 'batch was', 'batches were')} delivered"),
         ("position", f"{state['position']}: the next record, counted over all epochs"),
         ("batch size", f"{state['batch_size']} rows"),
-        ("remainder", f"{remainder}: {_REMAINDERS.get(remainder, 'not known to this release')}"),
+        ("remainder", state["remainder"]),
         ("origin", "step {}, position {}: {}".format(*state["origin"], counted)),
         *(
             (f"fingerprint {field}", f"{digest}: {_FIELDS.get(field, 'of the data')}")
@@ -80,21 +76,20 @@ class Difference:
 
 def diff_states(first: State, second: State) -> list[Difference]:
     """All in which two states differ: none, if they are the same."""
-    meanings = {
-        "batch_size": "may change: it goes on at the same position",
-        "remainder": "may change: it goes on at the same position",
-        "origin": "may differ: where steps are counted from",
-    }
+    pairs = []
     for field, one in (("step", "step"), ("position", "record")):
         by = second[field] - first[field]
         way = "further on" if by > 0 else "behind"
-        meanings[field] = f"the second is {way} by {_many(abs(by), one, f'{one}s')}"
-    pairs = [(f, first[f], second[f]) for f in ("step", "position", *list(meanings)[:3])]
-    prints = first["fingerprint"], second["fingerprint"]
-    for field in sorted({*prints[0], *prints[1]}):
-        meanings[field] = f"refused unless {_allowing([field])}"
-        pairs.append((field, *(own.get(field, "absent") for own in prints)))
-    return [Difference(f, a, b, meanings[f]) for f, a, b in pairs if a != b]
+        meaning = f"the second is {way} by {_many(abs(by), one, f'{one}s')}"
+        pairs.append(Difference(field, first[field], second[field], meaning))
+    for field in _MAY_DIFFER:
+        meaning = "may differ: a loader goes on at the same position"
+        pairs.append(Difference(field, first[field], second[field], meaning))
+    ours, theirs = first["fingerprint"], second["fingerprint"]
+    for field in sorted({*ours, *theirs}):
+        values = ours.get(field, "absent"), theirs.get(field, "absent")
+        pairs.append(Difference(field, *values, f"refused unless {_allowing([field])}"))
+    return [pair for pair in pairs if pair.first != pair.second]
 
 
 def needed_changes(first: State, second: State) -> list[str]:

@@ -50,7 +50,7 @@ def test_a_state_in_words_says_where_the_loader_is():
     assert words["step"] == "5: 5 batches were delivered"
     assert words["position"] == "20: the next record, counted over all epochs"
     assert words["batch size"] == "4 rows"
-    assert words["remainder"].startswith("pad: ")
+    assert words["remainder"] == "pad"
     assert words["origin"] == "step 0, position 0: steps are counted from the start"
     assert words["fingerprint data.length"].endswith(": how many records there are")
     assert "fingerprint order.seed" in words

@@ -1,40 +1,27 @@
-"""`gristmill bench`: run a loader, and name what holds it up and the one knob to turn next.
+"""`gristmill bench`: where the time of a loop goes, whether its input holds it up, what to change.
 
-The loader runs in a loop for half of the time. If `threads` or `prefetch` could be turned, that is
-tried: loaders with and without it take turns for the other half, and it counts if it gains a tenth,
-each time. If not, the verdict says so, and the next proposal may take half of the time again.
+The loop waits for its input, or it does not. If it does, the part of the input that takes longest
+is the bottleneck: a stage of the helper threads (read, operators, batch, place), "device" (device
+operators, and waiting until a batch arrives), or "overhead", if waiting is longer than all stages.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loader.command.bench.advice import GAIN, Case, bottleneck, padding, proposals, reason
-from loader.command.bench.measuring import HOST_STAGES, Knobs, Look, Loop, Step, operators_ms
+from loader.command.bench.measuring import Look, Step, measure
 from loader.data_loader import DataLoader
 from loader.records.words import bytes_in_words
 
-Build = Callable[[Knobs], DataLoader]
+_MAKING = ("read", "operators", "batch", "place")  # the stages that helper threads share
+_HIDDEN = 0.1  # a loop that waits for a smaller part of the time is not held up by its input
+_FREE_CORES = 0.5
+_MUCH_PADDING = 0.2  # of the rows
 _BAR_WIDTH, _FEW_BATCHES = 16, 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """What a turn of a knob gave when tried, by turns with the loader as it is."""
-
-    line: str  # of [loader] in a config
-    rows_per_s_before: float
-    rows_per_s_after: float
-    gain: float
-    gained: bool  # whether it is worth it: a tenth, and each time, not only on the average
-
-    def __str__(self) -> str:
-        before, after = f"{self.rows_per_s_before:,.0f}", f"{self.rows_per_s_after:,.0f}"
-        return f"tried: {before} -> {after} rows/s (x{self.gain:.2f})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,120 +29,115 @@ class Verdict:
     """What `bench` found. `look` has the figures; times are milliseconds per batch."""
 
     look: Look
-    bottleneck: str  # "read", "operators", "batch", "place", "dispatch", "overhead" or "step"
+    bottleneck: str  # "step", or a part of the input: see above
     reason: str
-    knob: str | None  # a line to paste under [loader], if it was tried and gained
     advice: str
-    tried: tuple[Trial, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data."""
         fields = dataclasses.asdict(self)
-        look = self.look
-        rates = {"bytes_per_s": look.bytes_per_batch * 1e3 / look.lap_ms}
-        rates["waiting_share"] = look.waiting_share
-        return {**fields.pop("look"), **rates, **fields}
+        return {**fields.pop("look"), "waiting_share": self.look.waiting_share, **fields}
 
     def show(self, console: Console) -> None:
         """Print the verdict for a person."""
         look = self.look
         pace = (
-            f", {bytes_in_words(look.bytes_per_batch * 1e3 / look.lap_ms)}/s over {look.batches} "
+            f", {bytes_in_words(look.bytes_per_s)}/s over {look.batches} batches, "
+            f"with threads = {look.threads} and prefetch = {look.prefetch}"
         )
-        pace += f"batches, with threads = {max(1, look.knobs.threads)} and prefetch = "
-        head = (f"{look.rows_per_s:,.0f} rows/s", "bold"), f"{pace}{look.knobs.prefetch}"
-        times = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-        for name in ("", "", "ms per batch", "of its time"):
-            times.add_column(name, no_wrap=True, justify="right" if "ms" in name else "left")
-        last = None
-        for who, what, ms in _where_the_time_goes(look):
-            share = ms / look.lap_ms
-            bar = "█" * round(_BAR_WIDTH * min(1.0, share))
-            times.add_row(who if who != last else "", what, f"{ms:,.2f}", f"{share:4.0%} {bar}")
-            last = who
         words = Table.grid(padding=(0, 2))
         words.add_row("bottleneck", Text.assemble((self.bottleneck, "bold"), f": {self.reason}"))
-        for trial in self.tried:
-            what, under = ("turn next", " under [loader]") if trial.gained else ("no gain", "")
-            words.add_row(what, Text.assemble((trial.line, "bold"), f"{under}; {trial}"))
-        words.add_row("turn next" if self.knob is None else "", Text(self.advice))
+        words.add_row("advice", Text(self.advice))
         for note in self.notes:
             words.add_row("note", Text(note))
-        for part in (Text.assemble(*head), "", times, "", words):
+        console.print(Text.assemble((f"{look.rows_per_s:,.0f} rows/s", "bold"), pace))
+        for part in ("", _times(look), "", words):
             console.print(part)
 
 
-def _where_the_time_goes(look: Look) -> Iterator[tuple[str, str, float]]:
-    """Who does what, in ms per batch."""
-    yield "the loop", "waits for a batch", look.waiting_ms
-    yield "the loop", "waits until it arrives", look.arriving_ms
-    if look.step_ms is not None:
-        yield "the loop", "step", look.step_ms
-    helpers = look.knobs.helpers
-    waits, each = "in these waits", f"each of {helpers} threads"
-    maker = {0: waits, 1: "the helper thread"}.get(helpers, each)
-    for stage in (*HOST_STAGES, "place"):
-        yield maker, stage, look.stages_ms[stage] / max(1, helpers)
-    if look.stages_ms["dispatch"]:
-        yield waits, "dispatch", look.stages_ms["dispatch"]
-
-
-def bench(
-    build: Build,
-    knobs: Knobs,
-    *,
-    seconds: float,
-    step: Step | None = None,
-    cores: int = 0,
-) -> Verdict:
-    """The verdict on the loader that `build` makes with these knobs.
-
-    `step` is what training does with a batch, if anything. `cores`: 0 for all of this process.
-    """
+def bench(loader: DataLoader, *, seconds: float, step: Step | None = None) -> Verdict:
+    """The verdict on a loader. `step` is what training does with a batch, if anything."""
     if not seconds > 0:
         raise ValueError(f"seconds must be more than 0, got {seconds!r}: 5 is a good number")
-    with build(knobs) as loader:
-        loop = Loop(loader, knobs, step)
-        look = loop.run(seconds / 2, cores)
-        on_device = any(operator.on == "device" for operator in loader.operators)
-        part = bottleneck(look, device_operators=on_device)
-        case = Case(look, loader, part, operators_ms(loader) if part == "operators" else {})
-        tried: list[Trial] = []
-        for proposal in proposals(case):
-            if proposal.knobs is not None:
-                tried.append(_try(proposal.knobs, build, loop, seconds / 2))
-            if proposal.knobs is None or tried[-1].gained:
-                knob = None if proposal.knobs is None else tried[-1].line
-                notes = tuple(note for note in _notes(case) if note != proposal.words)
-                words = (part, reason(look, part), knob, proposal.words)
-                return Verdict(look, *words, tuple(tried), notes)
-    raise AssertionError("the last proposal needs no trial")
+    with loader:
+        look = measure(loader, step, seconds)
+    part = bottleneck(look)
+    return Verdict(look, part, _reason(look, part), advice(look, part), tuple(_notes(look, loader)))
 
 
-def _try(knobs: Knobs, build: Build, loop: Loop, seconds: float) -> Trial:
-    """What the loader gives with these knobs and as it is: by turns, for the machine may change."""
-    with build(knobs) as loader:
-        other = Loop(loader, knobs, loop.step)
-        first, *after, last = [own.run(seconds / 4) for own in (loop, other, other, loop)]
-    which = "threads" if knobs.threads != loop.knobs.threads else "prefetch"
-    without, turned = sorted((first.rows_per_s, last.rows_per_s)), [a.rows_per_s for a in after]
-    rates = sum(without) / 2, sum(turned) / 2
-    gain = rates[1] / max(rates[0], 1e-9)
-    gained = gain >= GAIN and min(turned) > without[-1]
-    return Trial(f"{which} = {getattr(knobs, which)}", *rates, gain, gained)
+def bottleneck(look: Look) -> str:
+    """The part that holds up the rest."""
+    if look.step_ms is not None and look.waiting_share < _HIDDEN:
+        return "step"
+    parts = _making_ms(look)
+    dispatch = look.stages_ms["dispatch"]
+    parts["overhead"] = look.waiting_ms - dispatch - sum(parts.values())
+    parts["device"] = dispatch + look.arriving_ms
+    return max(parts, key=parts.__getitem__)
 
 
-def _notes(case: Case) -> Iterator[str]:
-    look, end = case.look, case.loader.plan.end
-    if (words := padding(case)) is not None:
-        yield words
-    if len(case.operators_ms) > 1:
-        times = ", ".join(f"{label} {ms:,.1f}" for label, ms in case.operators_ms.items())
-        yield f"operators on their own, in ms per batch: {times}"
+def _making_ms(look: Look) -> dict[str, float]:
+    """What each stage of a batch takes; helper threads share the work."""
+    return {stage: look.stages_ms[stage] / max(1, look.helpers) for stage in _MAKING}
+
+
+def _reason(look: Look, part: str) -> str:
+    """Why this part is the bottleneck, in a sentence."""
+    waits = f"the loop waits {look.waiting_share:.0%} of its time"
+    making = f"a batch is made in {sum(_making_ms(look).values()):,.2f} ms"
+    if part == "step":
+        return f"the input does not hold it up, {waits}; {making}"
     if look.step_ms is None:
-        yield "no step: the fastest the input can go"
-    if end is not None and end <= max(1, look.knobs.helpers):
+        waits = "there is no step, so the loop only waits"
+    return f"the input sets the pace, {waits}; {making}, and this is the largest part"
+
+
+def advice(look: Look, part: str) -> str:
+    """The one thing to change next."""
+    if part == "step":
+        return "nothing in the loader is worth changing: only a faster step gives more rows/s"
+    if not look.prefetch:
+        return "prefetch = 2 under [loader]: now the loop makes each batch itself"
+    if part in _MAKING and look.cores - look.busy_cores >= _FREE_CORES:
+        busy = f"only {look.busy_cores:.1f} of {look.cores} cores are busy"
+        return f"try threads = {2 * look.threads} under [loader]: {busy}"
+    if part == "read":
+        return "read less (a leaner format), or by blocks (BlockShuffle) if the store has chunks"
+    return f'"When input is slow" in loader/README.md has remedies for {part}'
+
+
+def _notes(look: Look, loader: DataLoader) -> Iterator[str]:
+    end = loader.plan.end
+    if look.masked_share > _MUCH_PADDING:
+        yield f"{look.masked_share:.0%} of the rows are padding, or left out by filters"
+    if look.step_ms is None:
+        yield "no step: this is the fastest that the input can go"
+    if end is not None and end <= look.threads:
         yield f"the run has {end} batch(es), all at its start: what is timed is starting it again"
     elif look.batches < _FEW_BATCHES:
         yield f"only {look.batches} batches were counted: give it more seconds"
+
+
+def _times(look: Look) -> Table:
+    """Who does what, in ms per batch and as a part of a lap."""
+    helpers = look.helpers
+    waits = "in these waits"
+    maker = {0: waits, 1: "the helper thread"}.get(helpers, f"each of {helpers} threads")
+    rows = [
+        ("the loop", "waits for a batch", look.waiting_ms),
+        ("", "waits until it arrives", look.arriving_ms),
+    ]
+    if look.step_ms is not None:
+        rows.append(("", "step", look.step_ms))
+    for stage, ms in _making_ms(look).items():
+        rows.append((maker if stage == "read" else "", stage, ms))
+    rows.append((waits if helpers else "", "dispatch", look.stages_ms["dispatch"]))
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for name in ("", "", "ms per batch", "of its time"):
+        table.add_column(name, no_wrap=True, justify="right" if "ms" in name else "left")
+    for who, what, ms in rows:
+        share = ms / look.lap_ms
+        bar = "█" * round(_BAR_WIDTH * min(1.0, share))
+        table.add_row(who, what, f"{ms:,.2f}", f"{share:4.0%} {bar}")
+    return table

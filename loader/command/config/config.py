@@ -35,16 +35,10 @@ class Config:
     document: Document
     loader: DataLoader
     held_out: DataLoader | None  # in its order, each record once
-    arguments: dict[str, Any]  # what the loader was made of
     settings: LoaderSettings
     mesh: Mesh | None
     train: TrainSettings | None
     parts: tuple[Any, ...]  # all that was made of tables with a kind
-
-    def another_loader(self, *, threads: int, prefetch: int) -> DataLoader:
-        """A loader that gives the same batches, by other means."""
-        how = {"workers": Threads(threads), "prefetch": prefetch}
-        return DataLoader(**{**self.arguments, **how})
 
 
 def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[str] = ()) -> Config:
@@ -63,13 +57,12 @@ def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[st
     train = None
     if "train" in tree:
         train = reader.called(("train",), TrainSettings, reader.table("train"), "[train]")
-    arguments = _arguments(reader, settings, sharder)
-    loader = _loader(reader, ("loader",), arguments)
+    loader = _loader(reader, ("loader",), _arguments(reader, settings, sharder))
     held_out = _held_out(reader, settings, sharder) if "held_out" in tree else None
     if reader.problems:
         raise ConfigError(os.fspath(path), reader.problems)
-    document, parts = reader.document, tuple(reader.parts)
-    return Config(document, loader, held_out, arguments or {}, settings, mesh, train, parts)
+    parts = tuple(reader.parts)
+    return Config(reader.document, loader, held_out, settings, mesh, train, parts)
 
 
 def _refuse_sections(reader: Reader) -> None:

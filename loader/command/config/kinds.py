@@ -68,13 +68,12 @@ _AS_THEY_ARE = (
     *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
     "TokenWindows",
 )
+_CLASSES = (Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher)
 KINDS: Kinds = {
     "ArraySource": _arrays,
     "Mixture": _mixture,
     "Packed": _packed,
     "RawArrays": _raw_arrays,
-    "Mapped": Mapped,
     **{name: getattr(sources, name) for name in _AS_THEY_ARE},
-    **{kind.__name__: kind for kind in (Sequential, Shuffle, BlockShuffle)},
-    **{kind.__name__: kind for kind in (DefaultBatcher, PadBatcher)},
+    **{kind.__name__: kind for kind in _CLASSES},
 }

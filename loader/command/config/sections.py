@@ -17,8 +17,6 @@ from loader.command.config.calls import MISSING, Reader
 from loader.order.plan import Remainder
 from loader.sharding.mesh_sharder import MeshSharder
 
-_MOST_CPU_DEVICES = 1024
-
 
 def _refuse_less(settings: Any, **least: int) -> None:
     for key, number in least.items():
@@ -107,7 +105,7 @@ def read_mesh(reader: Reader) -> Any:
     wanted = math.prod(axes.values())
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # JAX has started, and has its devices
-            jax.config.update("jax_num_cpu_devices", min(wanted, _MOST_CPU_DEVICES))
+            jax.config.update("jax_num_cpu_devices", min(wanted, 1024))  # more would take for ever
     there = len(jax.devices())
     if wanted > there:
         return reader.note(("mesh",), f"the mesh asks for {wanted} devices and there are {there}")

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loader.command.peek.pictures import Sheet, draw_sheet
-from loader.command.peek.texts import Decode, TextLeaf, packings_of, print_text, texts_of
+from loader.command.peek.texts import Decode, print_text, texts_of
 from loader.data_loader import DataLoader
 from loader.records.narrowing import device_dtype, on_host
 from loader.records.spec import VALID_MASK, is_text, named_leaves, spec_of
@@ -54,8 +54,7 @@ class Peek:
     note: str
     leaves: tuple[LeafFacts, ...]
     sheet: Sheet | None
-    packings: tuple[dict[str, Any], ...]
-    texts: tuple[TextLeaf, ...]
+    texts: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON data. `texts` hold as many rows as were asked for."""
@@ -67,8 +66,7 @@ class Peek:
             "masked_rows": list(self.masked),
             "leaves": [{**f, "min": f.pop("least"), "max": f.pop("most")} for f in leaves],
             "picture": None if self.sheet is None else self.sheet.to_json(),
-            "packing": list(self.packings),
-            "texts": [text.to_json() for text in self.texts],
+            "texts": list(self.texts),
         }
 
     def show(self, console: Console) -> None:
@@ -84,12 +82,9 @@ class Peek:
         if self.note:
             console.print(Text(visible(self.note), "yellow"))
         console.print(_leaf_table(self.leaves))
-        for packing in self.packings:
-            name, words = (visible(packing[key]) for key in ("leaf", "words"))
-            console.print(Text.assemble((f"{name} ", "bold"), words))
         if self.sheet is not None:
             notes = [f"\n  {visible(name)}: {note}" for name, note in self.sheet.notes.items()]
-            drawn = f"{self.sheet.path}, {self.sheet.which}"
+            drawn = f"{self.sheet.path}, {self.sheet.rows} of {self.sheet.of_rows} rows"
             console.print(Text.assemble(("picture ", "bold"), drawn, *notes), soft_wrap=True)
         for text in self.texts:
             print_text(console, text, self.rows)
@@ -113,12 +108,19 @@ def peek(
     facts = [_facts(n, leaf, real.get(n, on_host(leaf))) for n, leaf in batch.items()]
     start, stop = plan.span(step)
     epochs = (start // plan.num_records, (stop - 1) // plan.num_records)
-    masked = tuple(np.flatnonzero(~valid).tolist())
     sheet = draw_sheet(shown, valid, Path(picture), f"step {step} · epoch {epochs[0]}")
     read = {n: leaf for n, leaf in shown.items() if sheet is None or n not in sheet.notes}
-    packings, texts = packings_of(shown, valid), texts_of(read, valid[:rows], decode)
-    where = (int(step), epochs, (start, stop - 1), len(valid), masked, note)
-    return Peek(*where, tuple(facts), sheet, tuple(packings), tuple(texts))
+    return Peek(
+        step=int(step),
+        epochs=epochs,
+        positions=(start, stop - 1),
+        rows=len(valid),
+        masked=tuple(np.flatnonzero(~valid).tolist()),
+        note=note,
+        leaves=tuple(facts),
+        sheet=sheet,
+        texts=tuple(texts_of(read, valid[:rows], decode)),
+    )
 
 
 def _batch(loader: DataLoader, step: int) -> tuple[dict[str, Any], str]:
@@ -141,7 +143,7 @@ def _batch(loader: DataLoader, step: int) -> tuple[dict[str, Any], str]:
 
 def _by_rows(batch: dict[str, Any], loader: DataLoader) -> dict[str, Any]:
     """The leaves that have rows, on the host, with one axis of rows also of microbatches."""
-    size, parts = loader.plan.batch_size, loader.microbatches
+    size, parts = loader.plan.batch_size, loader.pipeline.microbatches
     rows = (size,) if parts is None else (parts, size // parts)
     found = {name: leaf for name, leaf in batch.items() if np.shape(leaf)[: len(rows)] == rows}
     return {n: on_host(leaf).reshape(size, *leaf.shape[len(rows) :]) for n, leaf in found.items()}
@@ -151,15 +153,9 @@ def _facts(name: str, leaf: Any, real: Any) -> LeafFacts:
     """Of a leaf as it is in the batch, `real` being those of its rows that are not padding."""
     sharding = getattr(leaf, "sharding", None)
     spec = str(sharding.spec) if isinstance(sharding, NamedSharding) else None
-    text = is_text(real.dtype)
-    facts = LeafFacts(name, tuple(np.shape(leaf)), str(real.dtype), spec, text)
-    whole = real.dtype == np.bool_ or jnp.issubdtype(real.dtype, np.integer)
-    if text:
-        values = np.array([len(value) for value in real.ravel() if hasattr(value, "__len__")], int)
-    elif whole or jnp.issubdtype(real.dtype, np.floating):  # bfloat16 and its like as well
-        known = real.dtype.kind in ("iu" if whole else "f")
-        values = real if known else real.astype(np.int32 if whole else np.float32)
-    else:
+    facts = LeafFacts(name, tuple(np.shape(leaf)), str(real.dtype), spec, is_text(real.dtype))
+    values = _numbers(real)
+    if values is None:
         return facts
     kept, nan = values[np.isfinite(values)], int(np.isnan(values).sum())
     facts = dataclasses.replace(facts, nan=nan, inf=values.size - kept.size - nan)
@@ -170,9 +166,22 @@ def _facts(name: str, leaf: Any, real: Any) -> LeafFacts:
     return dataclasses.replace(facts, least=kept.min().item(), most=kept.max().item(), mean=mean)
 
 
+def _numbers(leaf: Any) -> np.ndarray | None:
+    """The numbers of a leaf, or the lengths of its texts; None where nothing can be counted."""
+    if is_text(leaf.dtype):
+        return np.array([len(value) for value in leaf.ravel() if hasattr(value, "__len__")], int)
+    for kind, plain in ((np.bool_, np.int32), (np.integer, np.int32), (np.floating, np.float32)):
+        if jnp.issubdtype(leaf.dtype, kind):  # int4, bfloat16 and their like as well
+            return leaf if leaf.dtype.kind in "iuf" else leaf.astype(plain)
+    return None
+
+
 def _leaf_table(leaves: Sequence[LeafFacts]) -> Table:
-    """A line for each leaf. Columns that would be empty are left out."""
-    rows = []
+    """A line for each leaf."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("leaf", "shape", "dtype", "sharding", "min", "max", "mean", ""):
+        justify = "right" if head in ("min", "max", "mean") else "left"
+        table.add_column(head, justify=justify, overflow="fold")
     for leaf in leaves:
         counts = {"NaN": leaf.nan, "infinite": leaf.inf}
         odd = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
@@ -180,12 +189,5 @@ def _leaf_table(leaves: Sequence[LeafFacts]) -> Table:
         words = ["" if n is None else f"{n:.4g}" if isinstance(n, float) else n for n in numbers]
         remark = Text(odd, "bold red") if odd else Text("lengths" * leaf.of_lengths, "dim")
         cells = (visible(leaf.name), leaf.shape, leaf.dtype, leaf.sharding or "", *words)
-        rows.append([*(Text(str(cell)) for cell in cells), remark])
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = ("leaf", "shape", "dtype", "sharding", "min", "max", "mean", "")
-    filled = [n for n in range(len(heads)) if any(row[n] for row in rows)]
-    for n in filled:
-        table.add_column(heads[n], justify="right" if n in (4, 5, 6) else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[n] for n in filled))
+        table.add_row(*(Text(str(cell)) for cell in cells), remark)
     return table

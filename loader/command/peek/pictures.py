@@ -1,9 +1,9 @@
 """The images of a batch on one PNG sheet: a tile for each row, with its number and its labels.
 
-An image is (height, width, channels) with 1, 3 or 4 channels, or (channels, height, width), or
-(height, width) if it is not too narrow for one. uint8 that makes use of its range is drawn as it
-is; everything else is stretched from its least to its most finite value in the batch, black to
-white, and a note says so. What is not finite is magenta. A row that is padding is crossed out.
+An image is (height, width, channels) with 1, 3 or 4 channels, or (height, width) if it is not too
+narrow for one. uint8 that makes use of its range is drawn as it is; everything else is stretched
+from its least to its most finite value in the batch, black to white, and a note says so. What is
+not finite is magenta. A row that is padding is crossed out.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from loader.records.whole_file import write_whole
 from loader.records.words import visible
 
 MOST_ROWS, _FEW_ROWS = 64, 12
-_SIDES = (256, 144)  # pixels of a tile: of few rows, of many
-_WIDTH, _LEAST_WIDTH, _EDGE = 1160, 560, 8  # pixels of all tiles of a line
-_LINE, _CHARACTER = 15, 6.5  # pixels: the height of a line of text, the width of a character
-_CAPTION_LINES, _CAPTION_CHARACTERS = 3, 40
+_SIDES = (2.5, 1.5)  # inches of a tile: of few rows, of many
+_WIDTH, _LEAST_WIDTH, _CHARACTERS = 12, 6, 16  # inches of the sheet, and characters to the inch
+_TEXT: dict[str, Any] = {"fontsize": 8, "parse_math": False}
+_MOST_CHARACTERS = 40  # of a label
 _CHANNELS, _LEAST_SIDE, _MOST_NARROW = (1, 3, 4), 5, 4  # what is smaller or longer is a matrix
 _IN_USE = 127  # uint8 that never goes above it is stretched
 _MAGENTA = (255, 0, 255)
@@ -40,18 +40,11 @@ class Sheet:
     rows: int
     of_rows: int
     notes: dict[str, str]
-    boxes: tuple[Any, ...]  # for each row and leaf (left, top, width, height), in pixels
+    figure: Any  # of matplotlib, with an axes for each image
 
     def to_json(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in ("rows", "of_rows", "notes")}
         return {"path": str(self.path), **named}
-
-    @property
-    def which(self) -> str:
-        """In words, which rows are on the sheet."""
-        if self.rows < self.of_rows:
-            return f"the first {self.rows} of {self.of_rows} rows"
-        return f"all {self.rows} rows" if self.rows > 1 else "the one row"
 
 
 def draw_sheet(
@@ -73,64 +66,52 @@ def draw_sheet(
         tones = f"{black:.4g} is black, {white:.4g} white" + ", magenta not finite" * (not finite)
         notes[name] = f"{what}, {tones}"
         drawn.append([_pixels(image, black, white) for image in images[:rows]])
-    sheet = Sheet(path, rows, len(valid), notes, ())
-    head = [f"{title} · {sheet.which}", *(f"{visible(name)}: {notes[name]}" for name in notes)]
+    head = [title, *(f"{visible(name)}: {note}" for name, note in notes.items())]
     captions = [_caption(leaves, row, bool(valid[row])) for row in range(rows)]
-    png, boxes = _png(head, captions, list(zip(*drawn, strict=True)), valid)
+    figure = _figure(head, captions, list(zip(*drawn, strict=True)), valid)
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, png)
-    return dataclasses.replace(sheet, boxes=boxes)
+    write_whole(path, file.getvalue())
+    return Sheet(path, rows, len(valid), notes, figure)
 
 
-def _png(
-    head: list[str], captions: list[str], tiles: list[Any], valid: np.ndarray
-) -> tuple[bytes, Any]:
-    """The sheet as a file, and where on it the images of each tile are."""
+def _figure(head: list[str], captions: list[str], tiles: list[Any], valid: np.ndarray) -> Any:
+    """The sheet: a grid in which the images of a row are side by side, under its caption."""
     optional("matplotlib", "drawing the images of a batch", "peek")
     from matplotlib.figure import Figure  # without pyplot, which keeps figures and a backend
 
     side, leaves = _SIDES[len(tiles) > _FEW_ROWS], len(tiles[0])
-    across = max(1, min(len(tiles), _WIDTH // (side * leaves)))
+    across = max(1, min(len(tiles), int(_WIDTH / (side * leaves))))
+    lines = math.ceil(len(tiles) / across)
     width = max(_LEAST_WIDTH, across * leaves * side)
-    head = [line for text in head for line in textwrap.wrap(text, int(width / _CHARACTER))]
-    above, tile_height = (len(head) + 1) * _LINE, side + _CAPTION_LINES * _LINE
-    height = above + math.ceil(len(tiles) / across) * tile_height
-    figure = Figure(figsize=(width / 100, height / 100), dpi=100)
-    style: dict[str, Any] = {"fontsize": 8, "parse_math": False, "va": "top"}
-    figure.text(_EDGE / width, 1 - _EDGE / height, "\n".join(head), **style)
-    boxes = []
-    for number, (images, caption) in enumerate(zip(tiles, captions, strict=True)):
-        left, top = number % across * leaves * side, above + number // across * tile_height
-        wide = int(side * leaves / _CHARACTER)
-        lines = textwrap.wrap(caption, wide, max_lines=_CAPTION_LINES, placeholder=" …")
-        style["color"] = "black" if valid[number] else "crimson"
-        top += _CAPTION_LINES * _LINE
-        place = ((left + _EDGE) / width, 1 - (top - 4) / height)
-        figure.text(*place, "\n".join(lines), **{**style, "va": "bottom"})
-        boxes.append(())
-        for place, image in enumerate(images):
-            scale = (side - 2 * _EDGE) / max(image.shape[:2])
-            scale = int(scale) if scale >= 1 else scale  # every value a square of pixels
-            high, wide = (round(length * scale) for length in image.shape[:2])
-            box = (left + place * side + _EDGE, top, wide, high)
-            share = (box[0] / width, 1 - (top + high) / height, wide / width, high / height)
-            axes = figure.add_axes(share, xticks=[], yticks=[])
-            axes.imshow(image, aspect="auto", alpha=1.0 if valid[number] else 0.1)
-            for ends in () if valid[number] else ((0, 1), (1, 0)):
-                axes.plot((0, 1), ends, color="crimson", transform=axes.transAxes)
-            boxes[-1] += (box,)
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue(), tuple(boxes)
+    figure = Figure(figsize=(width, 1 + lines * side), layout="constrained")
+    wrapped = [textwrap.fill(line, int(width * _CHARACTERS)) for line in head]
+    figure.suptitle("\n".join(wrapped), **_TEXT)
+    grid = figure.subplots(lines, across * leaves, squeeze=False)
+    for axes in grid.flat:
+        axes.axis("off")
+    for row, (images, caption) in enumerate(zip(tiles, captions, strict=True)):
+        first = row % across * leaves
+        for axes, image in zip(grid[row // across, first:], images, strict=False):
+            axes.imshow(image, alpha=1.0 if valid[row] else 0.1)
+            if not valid[row]:
+                for ends in ((0, 1), (1, 0)):
+                    axes.plot((0, 1), ends, "crimson", transform=axes.transAxes)
+        words = textwrap.wrap(caption, int(side * _CHARACTERS), max_lines=3, placeholder=" …")
+        grid[row // across, first].set_title("\n".join(words), **_TEXT)
+    return figure
 
 
 def images_of(leaf: Any) -> list[np.ndarray] | None:
     """An image (height, width, channels) for each row, blank where there is none; None of none."""
     if not isinstance(leaf, np.ndarray) or leaf.ndim == 0:
         return None
+    if all(row is None for row in leaf):
+        return None
     images = [_BLANK if row is None else _image(row) for row in leaf]
     found = [image for image in images if image is not None]
-    return found if len(found) == len(images) and any(row is not None for row in leaf) else None
+    return found if len(found) == len(images) else None
 
 
 def _image(row: Any) -> np.ndarray | None:
@@ -143,8 +124,6 @@ def _image(row: Any) -> np.ndarray | None:
         return row[:, :, None]
     if row.ndim == 3 and row.shape[2] in _CHANNELS and min(row.shape[:2]) > 1:
         return row
-    if row.ndim == 3 and row.shape[0] in _CHANNELS and min(row.shape[1:]) >= _LEAST_SIDE:
-        return np.moveaxis(row, 0, 2)
     return None
 
 
@@ -173,11 +152,11 @@ def _pixels(image: np.ndarray, black: float, white: float) -> np.ndarray:
 
 def _caption(leaves: Mapping[str, Any], row: int, real: bool) -> str:
     """The row's number and what else there is one of for each row."""
-    words = [f"row {row}"] if real else [f"row {row}", "padding"]
+    if not real:
+        return f"row {row} · padding"
+    words = [f"row {row}"]
     for name, leaf in leaves.items():
-        if real and isinstance(leaf, np.ndarray) and leaf.ndim == 1:
-            value = leaf[row]
-            if not isinstance(value, np.ndarray):
-                text = f"{value:.4g}" if isinstance(value, np.floating) else str(value)
-                words.append(visible(f"{name}={text[:_CAPTION_CHARACTERS]}"))
+        if isinstance(leaf, np.ndarray) and leaf.ndim == 1 and np.ndim(value := leaf[row]) == 0:
+            text = f"{value:.4g}" if isinstance(value, np.floating) else str(value)
+            words.append(visible(f"{name}={text[:_MOST_CHARACTERS]}"))
     return " · ".join(words)

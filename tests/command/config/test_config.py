@@ -99,7 +99,6 @@ def test_values_of_the_file_can_be_given_otherwise(folder: Path):
     config = read_config("some.toml", ALL_KINDS, ["loader.batch_size=8", "loader.epochs=endless"])
     assert config.loader.plan.batch_size == 8
     assert config.loader.plan.end is None
-    assert config.another_loader(threads=2, prefetch=0).workers.count == 2
 
 
 BROKEN = {
