@@ -115,10 +115,7 @@ class Cast(OperatorModule):
     """
 
     def __init__(
-        self,
-        leaf: str | Mapping[str, Any],
-        dtype: Any = None,
-        **options: Unpack[OperatorOptions],
+        self, leaf: str | Mapping[str, Any], dtype: Any = None, **options: Unpack[OperatorOptions]
     ) -> None:
         if isinstance(leaf, str) == (dtype is None):
             raise ValueError("give Cast(leaf, dtype) or Cast({leaf: dtype, ...})")

@@ -8,10 +8,12 @@ import numpy as np
 from loader.records.spec import named_leaves
 from loader.transforms.transform import Side
 
+LeafNames = str | Iterable[str]  # one leaf, or several that are treated alike
+
 BOTH: tuple[Side, ...] = ("host", "device")  # the sides of an operator that runs on either
 
 
-def names_of(leaf: str | Iterable[str]) -> tuple[str, ...]:
+def names_of(leaf: LeafNames) -> tuple[str, ...]:
     """One name or several, as a tuple."""
     names = (leaf,) if isinstance(leaf, str) else tuple(leaf)
     if not names or not all(isinstance(name, str) and name for name in names):

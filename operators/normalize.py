@@ -100,37 +100,32 @@ class Normalize(OperatorModule):
         One for each channel (place along the last axis), or a single one. All rows are read, on
         every process, so that all have the same statistics.
         """
-        total = _Moments(per_channel)
-        for batch in loader.host_epoch():
+        count, mean, squares = 0, 0.0, 0.0
+        for batch in loader.pipeline.epoch():
             rows = get(batch, self._leaf)
-            total.add(rows[batch[VALID_MASK]] if VALID_MASK in batch else rows)
-        if not total.count:
+            valid = rows[batch[VALID_MASK]] if VALID_MASK in batch else rows
+            count, mean, squares = _moments_with(count, mean, squares, valid, per_channel)
+        if not count:
             raise ValueError(f"{self.label} cannot be fitted: the loader has no valid row")
-        stats = {"mean": total.mean, "std": np.sqrt(total.squares / total.count)}
+        stats = {"mean": mean, "std": np.sqrt(squares / count)}
         self.set_statistics(stats)
         return stats
 
 
-class _Moments:
-    """Mean and sum of squared deviations, batch by batch, in float64."""
-
-    def __init__(self, per_channel: bool) -> None:
-        self._per_channel = per_channel
-        self.count = 0
-        self.mean: Any = 0.0
-        self.squares: Any = 0.0
-
-    def add(self, rows: np.ndarray) -> None:
-        channels = rows.shape[-1] if self._per_channel and rows.ndim > 1 else 1
-        values = rows.reshape(-1, channels).astype(np.float64)
-        if not len(values):
-            return
-        mean = values.mean(0)
-        squares = ((values - mean) ** 2).sum(0)
-        if channels == 1:
-            mean, squares = mean[0], squares[0]
-        count = self.count + len(values)
-        away = mean - self.mean
-        self.mean = self.mean + away * (len(values) / count)
-        self.squares = self.squares + squares + away**2 * (self.count * len(values) / count)
-        self.count = count
+def _moments_with(
+    count: int, mean: Any, squares: Any, rows: np.ndarray, per_channel: bool
+) -> tuple[int, Any, Any]:
+    """How many values, their mean and sum of squared deviations, with more rows; in float64."""
+    channels = rows.shape[-1] if per_channel and rows.ndim > 1 else 1
+    values = rows.reshape(-1, channels).astype(np.float64)
+    if not len(values):
+        return count, mean, squares
+    more_mean = values.mean(0)
+    more_squares = ((values - more_mean) ** 2).sum(0)
+    if channels == 1:
+        more_mean, more_squares = more_mean[0], more_squares[0]
+    total = count + len(values)
+    away = more_mean - mean
+    mean = mean + away * (len(values) / total)
+    squares = squares + more_squares + away**2 * (count * len(values) / total)
+    return total, mean, squares

@@ -118,7 +118,7 @@ def refuse_unfit_task(config: Config) -> None:
 def _task_spec(loader: DataLoader) -> Any:
     """What a task is given at a time: a batch, or a microbatch."""
     spec = loader.batch_spec()
-    if loader.microbatches is None:
+    if loader.pipeline.microbatches is None:
         return spec
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), spec)
 

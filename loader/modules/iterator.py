@@ -18,11 +18,7 @@ class CheckpointableIteratorModule(LoaderModule, Generic[T_co]):
     """
 
     def __init__(
-        self,
-        config: LoaderModuleConfig,
-        *,
-        rngs: nnx.Rngs | None = None,
-        name: str | None = None,
+        self, config: LoaderModuleConfig, *, rngs: nnx.Rngs | None = None, name: str | None = None
     ) -> None:
         super().__init__(config, rngs=rngs, name=name)
         self.epoch = Mirror(None)

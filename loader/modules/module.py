@@ -14,9 +14,10 @@ from typing import Any, Self
 import numpy as np
 from flax import nnx
 
-from loader.modules.state_tree import copied, matching, refuse_other_keys, take, value_of
+from loader.modules.state_tree import matched, value_of
 from loader.modules.variables import IterationCount
 from loader.records.digest import content_key
+from loader.records.stacking import copied
 
 
 class _Statistics(dict[str, Any]):
@@ -65,11 +66,7 @@ class LoaderModule(nnx.Module):
     """Base of all stages. `config` is already checked; `rngs` and `name` are optional."""
 
     def __init__(
-        self,
-        config: LoaderModuleConfig,
-        *,
-        rngs: nnx.Rngs | None = None,
-        name: str | None = None,
+        self, config: LoaderModuleConfig, *, rngs: nnx.Rngs | None = None, name: str | None = None
     ) -> None:
         self.config = config
         self.rngs = rngs
@@ -189,25 +186,15 @@ class LoaderModule(nnx.Module):
 
     def get_state(self) -> dict[str, Any]:
         """All variables of this module and its parts as a nested plain dict."""
-        nested: dict[Any, Any] = {}
-        for path, variable in nnx.to_flat_state(nnx.state(self)):
-            *parents, last = path
-            inner = nested
-            for key in parents:
-                inner = inner.setdefault(key, {})
-            inner[last] = copied(value_of(variable))
-        return nested
+        return nnx.to_pure_dict(nnx.state(self), lambda variable: copied(value_of(variable)))
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` gave: all of it, or nothing and an error."""
         if not isinstance(state, dict):
             raise TypeError(f"State must be a dict, got {type(state).__name__}")
-        variables = list(nnx.to_flat_state(nnx.state(self)))
+        variables = nnx.to_pure_dict(nnx.state(self), lambda variable: variable)
         try:
-            restored = [
-                (path, matching(path, variable, take(state, path))) for path, variable in variables
-            ]
-            refuse_other_keys(state, {path for path, _ in variables})
+            restored = matched(variables, state)
             if not isinstance(state["_computed_stats"], dict | None):
                 raise ValueError("_computed_stats is neither a dict nor None")
         except (ValueError, TypeError) as error:
@@ -215,7 +202,7 @@ class LoaderModule(nnx.Module):
                 f"The state is structurally incompatible with this {type(self).__name__}: {error}. "
                 "Restore it into a module made with the same configuration"
             ) from error
-        nnx.update(self, nnx.from_flat_state(restored))
+        nnx.update(self, nnx.State(restored))
 
     # Randomness
 

@@ -12,35 +12,32 @@ import numpy as np
 from flax import nnx
 
 from loader.modules.variables import IterationCount
+from loader.records.stacking import copied
+
+Path = tuple[Any, ...]
 
 
 def value_of(variable: Any) -> Any:
     return variable.get_value() if isinstance(variable, nnx.Variable) else variable
 
 
-def take(state: Any, path: tuple[Any, ...]) -> Any:
-    for depth, key in enumerate(path):
-        if not isinstance(state, Mapping) or key not in state:
-            raise ValueError(f"{_joined(path[: depth + 1])} is missing")
-        state = state[key]
-    return state
+def matched(variables: Mapping[Any, Any], state: Any, path: Path = ()) -> dict[Any, Any]:
+    """The nested dict of variables, each with its value of the state in it."""
+    given = state if isinstance(state, Mapping) else {}
+    for key in variables:
+        if key not in given:
+            raise ValueError(f"{_joined((*path, key))} is missing")
+    for key in given:
+        if key not in variables:
+            raise ValueError(f"{_joined((*path, key))} is not a part of the module")
+    restored = {}
+    for key, variable in variables.items():
+        match = matched if isinstance(variable, Mapping) else _matching
+        restored[key] = match(variable, given[key], (*path, key))
+    return restored
 
 
-def refuse_other_keys(state: Mapping[Any, Any], known: set[tuple[Any, ...]]) -> None:
-    inner = {path[:depth] for path in known for depth in range(len(path))}
-
-    def walk(node: Mapping[Any, Any], prefix: tuple[Any, ...]) -> None:
-        for key, item in node.items():
-            path = (*prefix, key)
-            if path in inner and isinstance(item, Mapping):
-                walk(item, path)
-            elif path not in known:
-                raise ValueError(f"{_joined(path)} is not a part of the module")
-
-    walk(state, ())
-
-
-def matching(path: tuple[Any, ...], variable: Any, value: Any) -> Any:
+def _matching(variable: Any, value: Any, path: Path) -> Any:
     """The variable with `value` in it, if the two are alike in tree, shapes and dtypes."""
     if not isinstance(variable, nnx.Variable):
         _refuse_unlike(path, variable, value)
@@ -49,29 +46,22 @@ def matching(path: tuple[Any, ...], variable: Any, value: Any) -> Any:
     # Counters and random streams always have a value; other variables may be without one. Reset
     # statistics are {}, as empty as None.
     always_full = isinstance(variable, IterationCount | nnx.RngState)
-    if isinstance(variable, IterationCount) and is_integer(old) and is_integer(value):
+    if isinstance(variable, IterationCount) and _is_integer(old) and _is_integer(value):
         pass  # as wide as numpy's or, after jit, JAX's integers
     elif always_full or not (_is_empty(old, value) or _is_empty(value, old)):
         _refuse_unlike(path, old, value)
     return variable.replace(copied(value))
 
 
-def copied(value: Any) -> Any:
-    """The value with arrays of its own: what one side writes into, the other does not see."""
-    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, value)
-
-
 def _is_empty(value: Any, other: Any) -> bool:
-    return value is None or (
-        value == {} if isinstance(value, dict) and isinstance(other, dict) else False
-    )
+    return value is None or (isinstance(value, dict) and isinstance(other, dict) and not value)
 
 
-def is_integer(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return np.shape(value) == () and np.asarray(value).dtype.kind in "iu"
 
 
-def _refuse_unlike(path: tuple[Any, ...], old: Any, new: Any) -> None:
+def _refuse_unlike(path: Path, old: Any, new: Any) -> None:
     old_leaves, old_tree = jax.tree.flatten(old)
     new_leaves, new_tree = jax.tree.flatten(new)
     if old_tree != new_tree:
@@ -83,13 +73,12 @@ def _refuse_unlike(path: tuple[Any, ...], old: Any, new: Any) -> None:
 
 def _shape_and_dtype(leaf: Any) -> str:
     array = leaf if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf)
-    kind = getattr(array.dtype, "kind", "")
-    if kind in ("U", "S"):
+    if getattr(array.dtype, "kind", "") in ("U", "S"):
         return "text"
     # A Python number that went through jit is a 32-bit array where x64 is off.
     dtype = array.dtype if hasattr(leaf, "dtype") else jax.dtypes.canonicalize_dtype(array.dtype)
     return f"{dtype}{list(array.shape)}"
 
 
-def _joined(path: tuple[Any, ...]) -> str:
+def _joined(path: Path) -> str:
     return "/".join(map(str, path))

@@ -38,11 +38,7 @@ class StructuralModule(LoaderModule):
     config: StructuralConfig
 
     def __init__(
-        self,
-        config: StructuralConfig,
-        *,
-        rngs: nnx.Rngs | None = None,
-        name: str | None = None,
+        self, config: StructuralConfig, *, rngs: nnx.Rngs | None = None, name: str | None = None
     ) -> None:
         super().__init__(config, rngs=rngs, name=name)
         self._check_rngs()

@@ -41,29 +41,24 @@ def apply_spec(
     if isinstance(mesh, Mesh) and not isinstance(x, Tracer):
         return jax.device_put(x, NamedSharding(mesh, closed_spec(spec), memory_kind=memory_kind))
     x = jnp.asarray(x)
-    mesh = _as_seen_here(mesh)
+    here = jax.sharding.get_abstract_mesh()
+    if isinstance(mesh, Mesh) and here.shape == mesh.shape:
+        mesh = here  # the same axes, as they are in force: inside shard_map some are Manual
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    explicit = _only(spec, types, AxisType.Explicit)
-    auto = _only(spec, types, AxisType.Auto)
     if AxisType.Explicit in types.values():
-        explicit = closed_spec(explicit)
+        explicit = closed_spec(_only(spec, types, AxisType.Explicit))
         if isinstance(mesh, Mesh):  # not the one in force: only device_put brings it along
             x = jax.device_put(x, NamedSharding(mesh, explicit))
         else:
             x = jax.reshard(x, explicit)
     if AxisType.Auto in types.values():
+        auto = _only(spec, types, AxisType.Auto)
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, auto))
     if memory_kind not in (None, "device"):
         # Constraints lose the memory kind: it is put in place afterwards.
         space = jax.memory.Space.Host if "host" in str(memory_kind) else jax.memory.Space.Device
         x = jax.device_put(x, space)
     return x
-
-
-def _as_seen_here(mesh: AnyMesh) -> AnyMesh:
-    """The mesh in force instead of one of the same axes: inside shard_map some are Manual."""
-    here = jax.sharding.get_abstract_mesh()
-    return here if isinstance(mesh, Mesh) and here.shape == mesh.shape else mesh
 
 
 def make_shard_and_gather_fns(partition_specs: Any, mesh: Mesh | None = None) -> tuple[Any, Any]:
@@ -106,14 +101,13 @@ def make_shard_and_gather_fns(partition_specs: Any, mesh: Mesh | None = None) ->
 
 def _only(spec: PartitionSpec, types: dict[Any, Any], kind: AxisType) -> PartitionSpec:
     """The spec with only the axes of one kind; what is unconstrained stays so."""
-    return PartitionSpec(
-        *(
-            entry
-            if entry is PartitionSpec.UNCONSTRAINED
-            else tuple(name for name in names_of(entry) if types[name] == kind) or None
-            for entry in spec
-        )
-    )
+
+    def only(entry: Any) -> Any:
+        if entry is PartitionSpec.UNCONSTRAINED:
+            return entry
+        return tuple(name for name in names_of(entry) if types[name] == kind) or None
+
+    return PartitionSpec(*map(only, spec))
 
 
 def closed_spec(spec: PartitionSpec) -> PartitionSpec:

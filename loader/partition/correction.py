@@ -46,30 +46,22 @@ def corrected_spec(
         if entry is PartitionSpec.UNCONSTRAINED:  # only Auto axes can be left open
             entries.append(entry if AxisType.Auto in mesh.axis_types else None)
             continue
-        distinct = dict.fromkeys(names_of(entry))
-        names = [n for n in distinct if n in mesh.axis_names and n not in taken]
         kept: list[str] = []
         shards = 1
-        for name in names:
-            if size % (shards * mesh.shape[name]):
-                break
+        for name in names_of(entry):
+            if name not in mesh.axis_names or name in taken or name in kept:
+                continue
             shards *= mesh.shape[name]
+            if size % shards:
+                break
             kept.append(name)
         taken.update(kept)
         entries.append(as_entry(kept))
     result = PartitionSpec(*entries)
     if result != spec:
-        level = logging.INFO
-        if os.environ.get("LOG_SHARDING_MOVE", "").lower() == "true":
-            level = logging.WARNING
-        logger.log(
-            level,
-            "%s does not fit shape %s on %s: using %s",
-            spec,
-            tuple(shape),
-            mesh.shape,
-            result,
-        )
+        loud = os.environ.get("LOG_SHARDING_MOVE", "").lower() == "true"
+        message = f"{spec} does not fit shape {tuple(shape)} on {mesh.shape}: using {result}"
+        logger.log(logging.WARNING if loud else logging.INFO, message)
     return result
 
 
@@ -78,8 +70,6 @@ def refuse_misfit(shape: Sequence[int], spec: PartitionSpec, mesh: AnyMesh) -> N
     refuse_excess(shape, spec)
     taken: set[str] = set()
     for dimension, (size, entry) in enumerate(zip(shape, spec, strict=False)):
-        if entry is PartitionSpec.UNCONSTRAINED:
-            continue
         shards = 1
         for name in names_of(entry):
             if name not in mesh.axis_names:

@@ -8,7 +8,9 @@ from typing import Any
 
 def hash_fn(self: Any) -> int:
     """A hash of an object's dataclass fields, or of its attributes, whatever they hold."""
-    return hash((type(self).__qualname__, _hashable_fields(self)))
+    if dataclasses.is_dataclass(self):
+        return hash(_hashable(self))
+    return hash((type(self).__qualname__, _hashable(vars(self))))
 
 
 def get_safe_hash_int(text: Any, algorithm: str = "md5") -> int:
@@ -24,16 +26,10 @@ def get_safe_hash_int(text: Any, algorithm: str = "md5") -> int:
     return int.from_bytes(data, "big")
 
 
-def _hashable_fields(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        fields = [f.name for f in dataclasses.fields(value) if f.compare]
-        return tuple((name, _hashable(getattr(value, name))) for name in fields)
-    return _hashable(vars(value))
-
-
 def _hashable(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return (type(value).__qualname__, _hashable_fields(value))
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
+        return (type(value).__qualname__, _hashable(fields))
     if isinstance(value, Mapping):
         return frozenset((str(key), _hashable(item)) for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,9 +18,7 @@ def extract_sharding_structure(pytree: Any) -> Any:
     return jax.tree.map(_named_sharding, pytree)
 
 
-def get_shardings_with_structure(pytree: Any) -> Any:
-    """The same as `extract_sharding_structure`."""
-    return extract_sharding_structure(pytree)
+get_shardings_with_structure = extract_sharding_structure
 
 
 def extract_shardings(tree: Any, mesh: AnyMesh | None = None) -> Any:
@@ -59,21 +57,15 @@ def get_partition_spec(tree: Any) -> Any:
 
 def get_names_from_partition_spec(partition_specs: Any) -> list[str]:
     """All mesh axes named in the specs, each once, in the order in which they first appear."""
-    names: dict[str, None] = {}
 
-    def visit(node: Any) -> None:
-        if isinstance(node, Mapping):
-            node = node.values()
-        if node is None or node is PartitionSpec.UNCONSTRAINED:
-            return
+    def names_in(node: Any) -> Iterator[str]:
         if isinstance(node, str):
-            names.setdefault(node)
-            return
-        for item in node:
-            visit(item)
+            yield node
+        elif node is not None and node is not PartitionSpec.UNCONSTRAINED:
+            for item in node.values() if isinstance(node, Mapping) else node:
+                yield from names_in(item)
 
-    visit(partition_specs)
-    return list(names)
+    return list(dict.fromkeys(names_in(partition_specs)))
 
 
 def analyze_sharding_strategy(

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from loader.partition.applying import apply_spec
 from loader.partition.axes import MODE_DECODE, MODE_TRAIN, NOT_GIVEN, DynamicShardingAxes
-from loader.partition.correction import get_corrected_named_sharding, refuse_misfit
+from loader.partition.correction import corrected_spec, refuse_misfit
 from loader.partition.hashing import get_safe_hash_int as get_safe_hash_int
 from loader.partition.hashing import hash_fn as hash_fn
 from loader.partition.mesh import get_incontext_mesh
@@ -72,10 +72,9 @@ class PartitionManager:
         With `auto_correct` what does not fit is left out; without it, that is a `ValueError`.
         """
         spec = self.resolve(axes, mode, dynamic_axes, x.shape)
-        if auto_correct:
-            sharding = get_corrected_named_sharding(x.shape, spec)
-            return apply_spec(x, sharding.mesh, sharding.spec)
         mesh = get_incontext_mesh()
+        if auto_correct:
+            return apply_spec(x, mesh, corrected_spec(x.shape, spec, mesh))
         refuse_misfit(x.shape, spec, mesh)
         return apply_spec(x, mesh, PartitionSpec(*spec[: len(x.shape)]))
 
@@ -141,6 +140,7 @@ def apply_logical_sharding(
 
 
 def _is_dynamic(axes: Any) -> bool:
+    """Whether these are `DynamicShardingAxes`, as an instance or as a class with both fields."""
     if isinstance(axes, type):
         return issubclass(axes, DynamicShardingAxes)
     return isinstance(axes, tuple) and hasattr(axes, "_fields")

@@ -106,21 +106,15 @@ class PartitionAxis:
         "attention_kv_dim_axis": "decode_attention_kv_dim_axis",
     }
 
-    _lock: ClassVar[threading.RLock] = threading.RLock()
-    _registered: ClassVar[dict[str, Any]] = {}
-    _registered_generation: ClassVar[dict[str, Any]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    # By name: `axis_rule` and `generation_axis_rule`, which may be NOT_GIVEN.
+    _registered: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def __post_init__(self) -> None:
-        derived = set()
-        for name, origin in _DERIVED_FROM.items():
-            if getattr(self, name) is NOT_GIVEN:
-                derived.add(name)
-                value = (
-                    getattr(self, origin)
-                    if isinstance(origin, str)
-                    else tuple(getattr(self, part) for part in origin)
-                )
-                object.__setattr__(self, name, value)
+        derived = [name for name in _DERIVED_FROM if getattr(self, name) is NOT_GIVEN]
+        for name in derived:
+            value = jax.tree.map(lambda field: getattr(self, field), _DERIVED_FROM[name])
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "_derived", frozenset(derived))  # no field: not part of equality
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is NOT_GIVEN:
@@ -156,12 +150,13 @@ class PartitionAxis:
                 raise ValueError(
                     f"Semantic axis {name!r} already exists. Use override=True to replace it."
                 )
-            cls._registered[name] = axis_rule
-            cls._registered_generation.pop(name, None)
-            if generation_axis_rule is not NOT_GIVEN:
-                cls._registered_generation[name] = generation_axis_rule
-            elif isinstance(axis_rule, str) and axis_rule in cls._STANDARD_TO_GENERATION_ATTR_MAP:
-                cls._registered_generation[name] = cls._STANDARD_TO_GENERATION_ATTR_MAP[axis_rule]
+            if generation_axis_rule is NOT_GIVEN and isinstance(axis_rule, str):
+                generating = cls._STANDARD_TO_GENERATION_ATTR_MAP
+                generation_axis_rule = generating.get(axis_rule, NOT_GIVEN)
+            cls._registered[name] = {
+                "axis_rule": axis_rule,
+                "generation_axis_rule": generation_axis_rule,
+            }
 
     @classmethod
     def unregister(cls, semantic_axis: str, *, missing_ok: bool = True) -> None:
@@ -171,26 +166,18 @@ class PartitionAxis:
             if name not in cls._registered and not missing_ok:
                 raise KeyError(f"Semantic axis {name!r} is not registered.")
             cls._registered.pop(name, None)
-            cls._registered_generation.pop(name, None)
 
     @classmethod
     def clear_registered_axes(cls) -> None:
         """Take back all registrations."""
         with cls._lock:
             cls._registered.clear()
-            cls._registered_generation.clear()
 
     @classmethod
     def get_registered_axes(cls) -> dict[str, dict[str, Any]]:
         """A copy of what is registered."""
         with cls._lock:
-            return {
-                name: {
-                    "axis_rule": rule,
-                    "generation_axis_rule": cls._registered_generation.get(name, NOT_GIVEN),
-                }
-                for name, rule in cls._registered.items()
-            }
+            return {name: dict(rules) for name, rules in cls._registered.items()}
 
     # Resolution
 
@@ -210,10 +197,8 @@ class PartitionAxis:
 
     def _resolve_entry(self, entry: Any, mode: str) -> Any:
         if isinstance(entry, list | tuple):  # joined axes, among them mesh axes by name
-            names = [
-                n for item in entry for n in _flat(self._resolve_name(item, mode, known=False))
-            ]
-            return tuple(names) or None
+            rules = [self._resolve_name(item, mode, known=False) for item in entry]
+            return tuple(_flat(rules)) or None
         rule = self._resolve_name(entry, mode, known=True)
         return (type(rule)(_flat(rule)) or None) if isinstance(rule, list | tuple) else rule
 
@@ -224,8 +209,7 @@ class PartitionAxis:
         if rule is NOT_GIVEN:
             if not known:
                 return name
-            with self._lock:
-                names = [*self._SEMANTIC_MAP, *self._registered]
+            names = [*self._SEMANTIC_MAP, *self._registered]
             near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
             hint = f": did you mean {near[0]!r}?" if near else f": there are {names}"
             raise ValueError(f"Unknown semantic axis name: {name!r}{hint}")
@@ -233,15 +217,15 @@ class PartitionAxis:
 
     def _rule_for(self, name: str, mode: str) -> Any:
         """The rule of a semantic axis, `NOT_GIVEN` if it is none."""
-        with self._lock:
-            rule = self._registered.get(name, NOT_GIVEN)
-            generation = self._registered_generation.get(name, NOT_GIVEN)
-        if rule is NOT_GIVEN:
+        registered = self._registered.get(name)
+        if registered is not None:
+            rule, generation = registered["axis_rule"], registered["generation_axis_rule"]
+        else:
             rule = self._SEMANTIC_MAP.get(name, NOT_GIVEN)
-            generating = self._STANDARD_TO_GENERATION_ATTR_MAP.get(str(rule))
+            field = self._STANDARD_TO_GENERATION_ATTR_MAP.get(str(rule))
             # A decode field of None does not mean "not sharded" but "as in training".
-            if generating is not None and getattr(self, generating) is not None:
-                generation = generating
+            has_own = field is not None and getattr(self, field) is not None
+            generation = field if has_own else NOT_GIVEN
         return generation if mode in GENERATION_MODES and generation is not NOT_GIVEN else rule
 
     def _resolve_rule(self, rule: Any, mode: str, seen: frozenset[str]) -> Any:

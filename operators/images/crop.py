@@ -1,7 +1,6 @@
 """A window of each image: its middle, or anywhere."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import jax
@@ -14,8 +13,8 @@ from loader.records.stacking import is_ragged, ragged_leaf
 from loader.transforms.draws import below
 from loader.transforms.numpy_or_jax import is_jax, namespace
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
-from operators.images.image_spec import image_spec, two_sizes
-from operators.leaves import BOTH, get, names_of, put
+from operators.images.image_spec import ImageSize, image_spec, two_sizes
+from operators.leaves import BOTH, LeafNames, get, names_of, put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +93,7 @@ class CenterCrop(OperatorModule):
     """The middle of each image."""
 
     def __init__(
-        self,
-        leaf: str | Iterable[str],
-        size: int | Sequence[int],
-        **options: Unpack[OperatorOptions],
+        self, leaf: LeafNames, size: ImageSize, **options: Unpack[OperatorOptions]
     ) -> None:
         super().__init__(_Crop(names_of(leaf), two_sizes(size), random=False), **options)
 
@@ -107,8 +103,8 @@ class RandomCrop(OperatorModule):
 
     def __init__(
         self,
-        leaf: str | Iterable[str],
-        size: int | Sequence[int],
+        leaf: LeafNames,
+        size: ImageSize,
         *,
         padding: int = 0,
         **options: Unpack[OperatorOptions],

@@ -1,7 +1,6 @@
 """Images mirrored by chance."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, Literal, Unpack
 
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from loader.records.spec import Spec
 from loader.transforms.numpy_or_jax import is_jax
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
 from operators.images.image_spec import image_spec
-from operators.leaves import BOTH, get, names_of, put
+from operators.leaves import BOTH, LeafNames, get, names_of, put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,7 @@ class RandomFlip(OperatorModule):
 
     def __init__(
         self,
-        leaf: str | Iterable[str],
+        leaf: LeafNames,
         *,
         direction: Literal["horizontal", "vertical"] = "horizontal",
         probability: float = 0.5,

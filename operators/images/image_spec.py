@@ -12,6 +12,8 @@ from typing import Any
 from loader.records.spec import LeafSpec, Spec
 from operators.leaves import get
 
+ImageSize = int | Sequence[int]  # height and width, if they differ
+
 
 def image_spec(spec: Spec, name: str) -> LeafSpec:
     """The spec of a leaf that must be an image."""
@@ -24,7 +26,7 @@ def image_spec(spec: Spec, name: str) -> LeafSpec:
     return leaf
 
 
-def two_sizes(size: int | Sequence[int]) -> tuple[int, int]:
+def two_sizes(size: ImageSize) -> tuple[int, int]:
     """A height and a width from what the user gave."""
     pair: Any = (size, size) if hasattr(size, "__index__") else size
     try:

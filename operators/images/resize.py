@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -11,8 +10,8 @@ from loader.records.spec import Spec, leaf_spec
 from loader.records.stacking import is_ragged
 from loader.transforms.numpy_or_jax import namespace, rounded
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
-from operators.images.image_spec import image_spec, two_sizes
-from operators.leaves import BOTH, get, names_of, put
+from operators.images.image_spec import ImageSize, image_spec, two_sizes
+from operators.leaves import BOTH, LeafNames, get, names_of, put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +107,8 @@ class Resize(OperatorModule):
 
     def __init__(
         self,
-        leaf: str | Iterable[str],
-        size: int | Sequence[int],
+        leaf: LeafNames,
+        size: ImageSize,
         *,
         method: Literal["linear", "nearest"] = "linear",
         **options: Unpack[OperatorOptions],

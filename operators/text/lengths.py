@@ -1,7 +1,6 @@
 """Sequences of tokens brought to one length."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,7 +13,7 @@ from loader.sources.packing.packed_rows import padding_of
 from loader.transforms.draws import below
 from loader.transforms.numpy_or_jax import namespace
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
-from operators.leaves import BOTH, get, names_of, put
+from operators.leaves import BOTH, LeafNames, get, names_of, put
 from operators.text.token_spec import LOSS_MASK, sequence_spec
 
 
@@ -75,7 +74,7 @@ class PadTokens(OperatorModule):
 
     def __init__(
         self,
-        leaf: str | Iterable[str],
+        leaf: LeafNames,
         length: int,
         *,
         value: Any = 0,
@@ -137,7 +136,7 @@ class CropTokens(OperatorModule):
 
     def __init__(
         self,
-        leaf: str | Iterable[str],
+        leaf: LeafNames,
         length: int,
         *,
         random: bool = False,

@@ -102,13 +102,11 @@ def as_tokenizer(given: Any) -> Tokenizer:
         if not path.exists():
             raise FileNotFoundError(f"there is no tokenizer file {os.fspath(given)!r}")
         if path.suffix == ".json":
-            made: Any = HuggingFaceTokenizer(path.read_text())
-            load: Any = functools.partial(_hugging_face, made.json)
+            made = HuggingFaceTokenizer(path.read_text())
         else:
             made = SentencePieceTokenizer(path.read_bytes())
-            load = functools.partial(_sentence_piece, made.model)
         try:
-            load()
+            made.encode([])  # which loads it
         except ImportError:
             raise
         except Exception as error:
