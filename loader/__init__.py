@@ -7,47 +7,41 @@ for.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from loader.batchers import BatcherModule as BatcherModule
-from loader.batchers import DefaultBatcher as DefaultBatcher
-from loader.batchers import PadBatcher as PadBatcher
-from loader.data_loader import DataLoader as DataLoader
-from loader.modules.iterator import CheckpointableIteratorModule as CheckpointableIteratorModule
-from loader.modules.module import IterationCount as IterationCount
-from loader.modules.module import LoaderModule as LoaderModule
-from loader.modules.module import LoaderModuleConfig as LoaderModuleConfig
-from loader.modules.structural import StructuralConfig as StructuralConfig
-from loader.modules.structural import StructuralModule as StructuralModule
-from loader.order.orders import BlockShuffle as BlockShuffle
-from loader.order.orders import Order as Order
-from loader.order.orders import Sequential as Sequential
-from loader.order.orders import Shuffle as Shuffle
-from loader.partition import PartitionAxis as PartitionAxis
-from loader.partition import PartitionManager as PartitionManager
-from loader.records.errors import RowError as RowError
-from loader.runtime.device_prefetcher import DevicePrefetcher as DevicePrefetcher
-from loader.runtime.epochs import Epoch as Epoch
-from loader.runtime.workers.threads import Threads as Threads
-from loader.sharding.mesh_sharder import MeshSharder as MeshSharder
-from loader.sharding.sharder_module import AxisName as AxisName
-from loader.sharding.sharder_module import LogicalAxisSpec as LogicalAxisSpec
-from loader.sharding.sharder_module import SharderModule as SharderModule
-from loader.sharding.sharder_module import SharderModuleConfig as SharderModuleConfig
-from loader.sharding.sharder_module import ShardingRules as ShardingRules
-from loader.sources import ArrayRecordSource as ArrayRecordSource
-from loader.sources import ArraySource as ArraySource
-from loader.sources import FilesSource as FilesSource
-from loader.sources import GrainSource as GrainSource
-from loader.sources import Mixture as Mixture
-from loader.sources import Msgpack as Msgpack
-from loader.sources import Packed as Packed
-from loader.sources import RawArrays as RawArrays
-from loader.sources import Source as Source
-from loader.sources import TextLinesSource as TextLinesSource
-from loader.sources import TokenWindows as TokenWindows
-from loader.sources import index_lengths as index_lengths
-from loader.sources.mapped import Mapped as Mapped
-from loader.transforms.operator_module import Filter as Filter
-from loader.transforms.operator_module import OperatorModule as OperatorModule
+from loader.batchers import BatcherModule, DefaultBatcher, PadBatcher
+from loader.data_loader import DataLoader
+from loader.modules.iterator import CheckpointableIteratorModule
+from loader.modules.module import IterationCount, LoaderModule, LoaderModuleConfig
+from loader.modules.structural import StructuralConfig, StructuralModule
+from loader.order.orders import BlockShuffle, Order, Sequential, Shuffle
+from loader.partition import PartitionAxis, PartitionManager
+from loader.records.errors import RowError
+from loader.runtime.device_prefetcher import DevicePrefetcher
+from loader.runtime.epochs import Epoch
+from loader.runtime.workers.threads import Threads
+from loader.sharding.mesh_sharder import MeshSharder
+from loader.sharding.sharder_module import (
+    AxisName,
+    LogicalAxisSpec,
+    SharderModule,
+    SharderModuleConfig,
+    ShardingRules,
+)
+from loader.sources import (
+    ArrayRecordSource,
+    ArraySource,
+    FilesSource,
+    GrainSource,
+    Mixture,
+    Msgpack,
+    Packed,
+    RawArrays,
+    Source,
+    TextLinesSource,
+    TokenWindows,
+    index_lengths,
+)
+from loader.sources.mapped import Mapped
+from loader.transforms.operator_module import Filter, OperatorModule
 
 if TYPE_CHECKING:
     from loader.sources.tensorstore.tensorstore_source import TensorStoreSource

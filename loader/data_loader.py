@@ -5,7 +5,6 @@ Everything else here is bookkeeping around it: what the variables show, what the
 threads start and stop. The loop asks the line of tasks for the step it is at, and moves last.
 """
 
-import dataclasses
 import functools
 import time
 import warnings
@@ -21,18 +20,17 @@ from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import LoaderModuleConfig
 from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan, Remainder
-from loader.records.jax_settings import x64_enabled
+from loader.records.integers import Int64s
+from loader.runtime.cursor import Cursor
 from loader.runtime.epochs import Epoch, epochs_of
 from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
-from loader.runtime.placing import Place
+from loader.runtime.placing import Placing
 from loader.runtime.stage_checks import refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.threads import Threads
-from loader.sharding.device_operators import placement_of_batches
 from loader.sharding.mesh_sharder import MeshSharder
-from loader.sharding.placement import Placement
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
 from loader.sources.reading import knows_spec
@@ -41,16 +39,6 @@ from loader.state.document import check_document, make_document
 from loader.state.fingerprint import Fingerprint
 from loader.state.save_and_restore import SaveAndRestore
 from loader.transforms.operator_module import as_operators
-
-
-@dataclasses.dataclass(eq=False)
-class _Cursor:
-    """Where a loader is. The one mutable thing in it; plain, so that moving it costs nothing."""
-
-    step: int = 0
-    ended: bool = False  # StopIteration was delivered: the next iter() starts again
-    line: Line[Made] | None = None  # batches under way
-    placed: bool = False  # whether those go onto devices
 
 
 class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, pytree=False):
@@ -94,26 +82,22 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         self.workers = Threads() if workers is None else workers
         self.prefetch = prefetch
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
-        self._cursor = _Cursor()
         self._recorder = Recorder()
-        self._agreed = False
         self._arrange(source, order, plan, microbatches)
         if knows_spec(source):  # known without reading: what is wrong is said now
             self.pipeline.specs.check_operators()
             if self.sharder is not None:
-                self._placement()
+                self.batch_spec()
 
     def _arrange(self, source: Any, order: Order, plan: Plan, microbatches: int | None) -> None:
         """Put the stages together, with the keys of their draws."""
         bound = [operator.bound(place, self.rngs) for place, operator in enumerate(self.operators)]
         on_host = sum(operator.on == "host" for operator in self.operators)
-        self._device_transforms = tuple(bound[on_host:])  # they come last
-        self.pipeline = HostPipeline(
-            source, order, plan, bound[:on_host], self.batcher, microbatches
-        )
+        pipeline = HostPipeline(source, order, plan, bound[:on_host], self.batcher, microbatches)
+        self._cursor = Cursor(pipeline)
+        self._placing = Placing(pipeline, self.sharder, bound[on_host:])  # those come last
         keyed = [(o, one.key) for o, one in zip(self.operators, bound, strict=True)]
         self._fingerprint = Fingerprint(source, order, keyed, self.batcher)
-        self._placements: dict[bool, Placement] = {}  # with jax_enable_x64, and without
 
     # Iteration
 
@@ -128,7 +112,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def host_batches(self) -> Iterator[Any]:
         """Numpy batches of this process's rows, from where the loader is; moves it along."""
         iter(self)
-        while not self._at_end():
+        while not self._cursor.at_end:
             yield self._deliver(placed=False)  # unnamed, so that it is freed when dropped there
         self._finish()
 
@@ -143,22 +127,28 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def start(self) -> None:
         """Begin to prefetch now, for example while the model is being restored."""
         iter(self)
-        if not self._at_end():
-            self._line(placed=True)
+        if not self._cursor.at_end:
+            self._line(placed=True).start()
 
     def _deliver(self, *, placed: bool) -> Any:
         """The batch of the cursor's step, after which the loader is one further."""
-        if self._at_end():
+        cursor, asked = self._cursor, time.perf_counter_ns()
+        if cursor.at_end:
             self._finish()
             raise StopIteration
-        asked = time.perf_counter_ns()
-        line = self._line(placed)
-        step, ready = self._cursor.step, line.ready
-        made = line.take(step)
-        batch = self._finished(made) if placed else made.batch
-        self._count(step, made)
-        self._recorder.delivered(asked, made, self._batch_bytes, ready)
-        self._cursor.step = step + 1  # last: an interrupt before this loses nothing
+        step = cursor.turns.begin(lambda: cursor.step)
+        try:
+            line = self._line(placed)
+            ready = line.ready
+            made = line.take(step)
+            batch = self._placing.finish(made) if placed else made.batch
+            self._count(step, made)
+            self._recorder.delivered(asked, made, self._batch_bytes, ready)
+            after = step + 1
+        except BaseException:
+            cursor.turns.give_up(step)
+            raise
+        cursor.step = after  # last: an interrupt before this loses nothing
         return batch
 
     def _line(self, placed: bool) -> Line[Made]:
@@ -166,16 +156,16 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         cursor = self._cursor
         if cursor.line is not None and cursor.placed == placed and cursor.line.is_of_here():
             return cursor.line
-        placement = self._placement() if placed or self.sharder is not None else None
+        rows = self._rows_here() if not placed else self._placing.placement.rows
         self.close()
-        if placed and not self._agreed and jax.process_count() > 1:
-            agree_on_start(self._fingerprint.digests, self.plan, self.microbatches, cursor.step)
-            self._agreed = True
-        rows = None if placement is None else placement.rows
+        if placed and not cursor.agreed and jax.process_count() > 1:
+            spec = self.batch_spec()
+            agree_on_start(self._fingerprint.digests, self.plan, cursor.step, spec)
+            cursor.agreed = True
         cursor.placed = placed
         cursor.line = Line(
             functools.partial(self.pipeline.make, rows=rows),
-            Place(self.pipeline, placement) if placed and placement is not None else None,
+            self._placing.place if placed else None,
             first=cursor.step,
             end=self.plan.end,
             ahead=self.prefetch,
@@ -184,12 +174,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         )
         return cursor.line
 
-    def _finished(self, made: Made) -> Any:
-        """The batch as the loop sees it. Device operators are dispatched here, by the consumer."""
-        began = time.perf_counter_ns()
-        batch = self._placement().finish(made.batch)
-        made.times_ns["dispatch"] = time.perf_counter_ns() - began
-        return batch
+    def _rows_here(self) -> Int64s | None:
+        """The rows of a batch that this process needs; None for all of them."""
+        return None if self.sharder is None else self._placing.placement.rows
 
     def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
         """Check that processes which hold the same part of a batch hold the same bytes.
@@ -210,10 +197,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
             if stage is not None:
                 stage.count(made.applied, made.masked)
 
-    def _at_end(self) -> bool:
-        end = self.plan.end
-        return end is not None and self._cursor.step >= end
-
     def _finish(self) -> None:
         self.close()
         self._cursor.ended = True
@@ -225,7 +208,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     @functools.cached_property
     def _batch_bytes(self) -> int:
         """The size of a host batch of this process."""
-        rows = None if self.sharder is None else self._placement().rows
+        rows = self._rows_here()
         return self.pipeline.specs.num_bytes(self.plan.batch_size if rows is None else len(rows))
 
     # Batches by number
@@ -236,14 +219,14 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         return self._cursor.step
 
     @property
+    def pipeline(self) -> HostPipeline:
+        """Makes the numpy batch of any step."""
+        return self._cursor.pipeline
+
+    @property
     def plan(self) -> Plan:
         """The arithmetic from steps to positions."""
         return self.pipeline.plan
-
-    @property
-    def microbatches(self) -> int | None:
-        """Into how many parts a batch comes, if it does."""
-        return self.pipeline.microbatches
 
     @property
     def steps_per_epoch(self) -> int:
@@ -261,47 +244,26 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
 
     def batch_spec(self) -> Any:
         """The spec of every batch as the loop sees it, shardings included."""
-        return self._placement().spec
+        return self._placing.placement.spec
 
     def batch_at(self, step: int) -> dict[str, Any]:
         """The batch of any step, wherever the loader is; it does not move."""
-        step = self.plan.checked_step(step)
-        placement = self._placement()
-        place = Place(self.pipeline, placement)
-        return self._finished(place(self.pipeline.make(step, placement.rows)))
+        step, placing = self.plan.checked_step(step), self._placing
+        return placing.finish(placing.place(self.pipeline.make(step, placing.placement.rows)))
 
     def host_batch_at(self, step: int) -> Any:
         """The numpy batch of any step, all of its rows, before any device operator."""
         return self.pipeline.batch(self.plan.checked_step(step))
 
-    def host_epoch(self) -> Iterator[Any]:
-        """Numpy batches of the first epoch, each record once and no padding; it does not move.
-
-        All rows on every process, whatever remainder, epochs and steps say of training.
-        """
-        return self.pipeline.epoch()
-
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
-        return HostBatches(self.pipeline, None if self.sharder is None else self._placement().rows)
+        return HostBatches(self.pipeline, self._rows_here())
 
     def explain(self) -> str:
         """Print, and return, a table of where each leaf goes and what of it is read here."""
-        table = self._placement().table()
+        table = self._placing.placement.table()
         print(table)
         return table
-
-    def _placement(self) -> Placement:
-        x64 = x64_enabled()
-        if x64 not in self._placements:
-            self._placements[x64] = placement_of_batches(
-                self.sharder,
-                self.pipeline.batch_spec(),
-                self._device_transforms,
-                self.plan.batch_size,
-                self.microbatches,
-            )
-        return self._placements[x64]
 
     # Moving
 
@@ -315,10 +277,10 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
 
     def _move(self, plan: Plan, step: int) -> None:
         self.close()
-        self._agreed = False
-        if plan != self.plan:
-            self.pipeline = self.pipeline.replaced(plan=plan)
-        self._cursor = _Cursor(step=step)
+        same = plan == self.plan
+        pipeline = self.pipeline if same else self.pipeline.replaced(plan=plan)
+        # One assignment: an interrupt leaves the loader at the old place or at the new one.
+        self._cursor = Cursor(pipeline, step)
         super().reset()
         if step > 0:
             self.epoch.set_value(plan.epoch_before(step))
@@ -367,8 +329,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def clone(self) -> Self:
         """An independent loader over the same source, at the same place."""
         new = super().clone()
-        new._cursor = _Cursor(step=self._cursor.step, ended=self._cursor.ended)
-        new.pipeline = self.pipeline.replaced(batcher=new.batcher)
+        pipeline = self.pipeline.replaced(batcher=new.batcher)
+        new._cursor = Cursor(pipeline, self._cursor.step, self._cursor.ended)
         new._recorder = Recorder()
         return new
 
@@ -382,6 +344,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         """A loader like this one, at the same place; with other rngs, operators draw by those."""
         new = super().copy(config=config, rngs=rngs, name=name)
         if rngs is not None:
-            old = self.pipeline
+            at, old = new._cursor, self.pipeline
             new._arrange(old.source, old.order, old.plan, old.microbatches)
+            new._cursor.step, new._cursor.ended = at.step, at.ended
         return new

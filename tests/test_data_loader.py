@@ -562,3 +562,13 @@ def test_a_virtual_source_takes_no_memory():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100 * 2**20
+
+
+@pytest.mark.parametrize("microbatches", [None, 4])
+def test_one_epoch_of_a_pipeline_has_each_record_once_whatever_the_settings(
+    microbatches: int | None,
+):
+    loader = DataLoader(
+        unlike_records(10), batch_size=8, remainder="drop", steps=1, microbatches=microbatches
+    )
+    assert [id for batch in loader.pipeline.epoch() for id in batch["id"]] == list(range(10))

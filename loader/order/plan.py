@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from loader.records.integers import checked_int
 
+MOST_POSITIONS = 2**62  # they are int64, and a block of them may reach a little further
 Remainder = Literal["pad", "drop", "carry"]
 
 
@@ -41,6 +42,18 @@ class Plan:
             if (value := getattr(self, field)) is not None:
                 wanted = f"an int of at least {least} or None"
                 object.__setattr__(self, field, checked_int(field, value, least, wanted=wanted))
+        counts = {
+            "batch_size": self.batch_size,
+            "epochs * records": (self.epochs or 0) * self.num_records,
+            "steps": self.steps or 0,
+            "the position": self.origin_position,
+        }
+        for field, value in counts.items():
+            if value > MOST_POSITIONS:
+                raise ValueError(
+                    f"{field} is {value}, and positions are counted up to {MOST_POSITIONS} (2**62)"
+                    ": give less, or epochs=None for a run without end"
+                )
         if self.num_records < 1:
             raise ValueError("the source is empty: it needs at least one record")
         if self.remainder == "drop" and self.batch_size > self.num_records:
@@ -127,8 +140,9 @@ class Plan:
             raise ValueError(
                 f"step {step} is out of range: this run has {self.end} steps (0 to {self.end - 1})"
             )
-        if number < self.origin_step:
-            self.span(number)  # raises, and says why
+        # span raises for a step before the origin, and says why
+        if self.span(number)[1] > MOST_POSITIONS:
+            raise ValueError(f"step {step} is after position {MOST_POSITIONS} (2**62), the last")
         return number
 
     def epoch(self, step: int) -> int:

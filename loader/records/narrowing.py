@@ -24,6 +24,7 @@ def device_dtype(dtype: Any) -> Any:
     if not isinstance(dtype, np.dtype):
         return dtype  # PRNG keys
     numeric = jnp.issubdtype(dtype, np.number) or dtype == np.bool_
+    numeric = numeric and dtype.kind != "m"  # to numpy, a time span is an integer
     if not numeric or dtype in (np.dtype(np.longdouble), np.dtype(np.clongdouble)):
         return None
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))

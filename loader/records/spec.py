@@ -48,6 +48,36 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
+def refuse_bad_names(tree: Any) -> None:
+    """Raise `ValueError` if keys are not texts, or if two leaves have the same name."""
+    if isinstance(tree, dict) and not all(isinstance(key, str) for key in tree):
+        raise ValueError(
+            f"the keys of records must be texts, got {list(tree)[:8]}: give each leaf a name, for "
+            "example {str(key): leaf for key, leaf in record.items()}"
+        )
+    names = [name for name, _ in named_leaves(tree)]
+    if len(set(names)) < len(names):
+        twin = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"two leaves are called {twin!r}: a name is a path joined by '/', so rename the key "
+            "that has a '/' in it"
+        )
+
+
+def refuse_unfit_array(name: str, kind: type, dtype: Any) -> None:
+    """Raise `ValueError` for an array that would lose something in a batch."""
+    if issubclass(kind, np.ma.MaskedArray):
+        raise ValueError(
+            f"leaf {name!r} is a masked array, and the rows of a batch have no masks: give "
+            "array.filled(...), and np.ma.getmaskarray(array) as another leaf"
+        )
+    if getattr(dtype, "kind", None) == "T":
+        raise ValueError(
+            f"leaf {name!r} is of numpy's StringDType, and texts in records are str: give "
+            "array.astype(object)"
+        )
+
+
 def spec_of(tree: Any) -> Spec:
     """The spec of a tree of arrays, numbers and texts."""
 

@@ -10,7 +10,14 @@ import numpy as np
 from loader.records.errors import SpecMismatch
 from loader.records.memory import empty_rows
 from loader.records.prng_keys import is_prng_key
-from loader.records.spec import LeafSpec, RaggedSpec, Spec, leaf_name
+from loader.records.spec import (
+    LeafSpec,
+    RaggedSpec,
+    Spec,
+    leaf_name,
+    refuse_bad_names,
+    refuse_unfit_array,
+)
 
 _PLAIN_LEAVES = (np.ndarray, np.generic, str, bytes, bool, int, float)
 
@@ -33,6 +40,7 @@ def stack(
 
     if (plain := _columns_of_plain_dicts(records)) is not None:
         return {key: _stack_leaf(key, values, name, ragged) for key, values in plain.items()}
+    refuse_bad_names(records[0])
     first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_list_of_numbers)
     if not first:
         raise ValueError(f"record {name(0)} is {records[0]!r}: a record needs at least one leaf")
@@ -69,12 +77,15 @@ def _columns_of_plain_dicts(records: Sequence[Any]) -> dict[str, list[Any]] | No
 
 
 def _stack_leaf(leaf: str, values: list[Any], name: Callable[[int], str], ragged: bool) -> Any:
-    if {type(value) for value in values} <= {str, bytes}:
+    kinds = {type(value) for value in values}
+    if kinds <= {str, bytes}:
         stacked = np.empty(len(values), object)
         stacked[:] = values
         return stacked
     arrays = [value if hasattr(value, "dtype") else _as_array(value) for value in values]
     like = arrays[0]
+    for kind in kinds:
+        refuse_unfit_array(leaf, kind, like.dtype)
     if any(array.shape != like.shape or array.dtype != like.dtype for array in arrays):
         for number, array in enumerate(arrays):
             alike = (array.ndim, array.dtype) == (like.ndim, like.dtype)
@@ -109,6 +120,11 @@ def unstack(rows: Any) -> list[Any]:
     """The records of stacked rows."""
     leaves, tree = jax.tree.flatten(rows)
     return [jax.tree.unflatten(tree, record) for record in zip(*leaves, strict=True)]
+
+
+def copied(tree: Any) -> Any:
+    """The tree with arrays of its own: what one side writes into, the other does not see."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, tree)
 
 
 def ragged_leaf(arrays: Sequence[np.ndarray]) -> np.ndarray:

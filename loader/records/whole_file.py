@@ -14,7 +14,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        with draft.open("wb") as file:
+        # x: never through a link that somebody has put there
+        with draft.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

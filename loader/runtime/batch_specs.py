@@ -15,6 +15,7 @@ from loader.records.spec import (
     Spec,
     is_text,
     named_leaves,
+    refuse_bad_names,
     refuse_mask_key,
     spec_of,
     without_rows,
@@ -49,6 +50,7 @@ class BatchSpecs:
         except SpecUnknown:  # a real record must show it
             spec = without_rows(spec_of(self._first_row()))
             refuse_mask_key(spec)
+            refuse_bad_names(spec)
         text = jax.ShapeDtypeStruct((), np.dtype(object))
         return jax.tree.map(lambda s: text if None in s.shape else s, spec)
 
@@ -59,9 +61,11 @@ class BatchSpecs:
 
     def _declared(self, *, try_zeros: bool) -> Spec:
         spec = record_spec(self._source)
+        refuse_bad_names(spec)
         for bound in self._transforms:
             spec = spec_after(bound.transform, bound.name, spec, try_zeros=try_zeros)
         refuse_mask_key(spec)
+        refuse_bad_names(spec)
         return spec
 
     def _first_row(self) -> Any:

@@ -1,6 +1,7 @@
 """Any iterator of host batches, placed on devices ahead of the loop."""
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Iterator
 from typing import Any, Generic, Self, TypeVar, cast
@@ -9,6 +10,7 @@ import jax
 
 from loader.records.integers import checked_int
 from loader.records.spec import spec_of
+from loader.runtime.cursor import Turns
 from loader.runtime.line import Line
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.placement import BatchPlacement
@@ -16,6 +18,15 @@ from loader.sharding.placement import BatchPlacement
 T = TypeVar("T")
 
 _MOST_PLACEMENTS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class _At:
+    """Where a stream is."""
+
+    number: int  # of the next batch
+    state: Any  # of the iterator, after the last batch delivered
+    ended: Exception | None = None  # what every later `next` raises
 
 
 class DevicePrefetcher(Generic[T]):
@@ -45,49 +56,58 @@ class DevicePrefetcher(Generic[T]):
         self._placer = _Placer(sharder)
         self._prefetch = checked_int("prefetch", prefetch, 0)
         self._line: Line[tuple[Any, Any]] | None = None
-        self._stuck: Line[tuple[Any, Any]] | None = None  # closed; its helper has the iterator
-        # How many batches of this line were delivered, and the state after the last of them.
-        self._at: tuple[int, Any] = (0, self._snapshot())
-        self._ended: Exception | None = None  # what every later `next` raises
+        self._stuck: Line[tuple[Any, Any]] | None = None  # closed; its helper may have the iterator
+        self._astray = False  # the iterator is not where the last batch delivered left it
+        self._at = _At(0, self._snapshot())  # replaced by one assignment, and by nothing else
+        self._turns = Turns()
 
     def start(self) -> None:
         """Begin to work ahead now, before the first batch is asked for."""
-        self._running()
+        if self._at.ended is None:
+            self._running().start()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        if self._ended is not None:
-            raise self._ended.with_traceback(None)
-        line = self._running()
-        number, _ = self._at
-        value, error = line.outcome(number)
-        if error is not None:
-            again = RuntimeError("the stream has ended with an error, which was raised before")
-            self._ended = error if isinstance(error, StopIteration) else again
-            line.stop()
-            try:
-                raise error
-            finally:
-                del error, value  # the error's traceback refers to this frame
-        batch, state = cast(tuple[Any, Any], value)
-        self._at = number + 1, state  # last: an interrupt before this loses nothing
+        if self._at.ended is not None:
+            raise self._at.ended.with_traceback(None)
+        number = self._turns.begin(lambda: self._at.number)
+        try:
+            line = self._running()
+            value, error = line.outcome(number)
+            if error is not None:
+                line.stop()
+                again = RuntimeError("the stream has ended with an error, which was raised before")
+                ended = error if isinstance(error, StopIteration) else again
+                self._at = dataclasses.replace(self._at, ended=ended)
+                try:
+                    raise error
+                finally:
+                    del error, value  # the error's traceback refers to this frame
+            batch, state = cast(tuple[Any, Any], value)
+            after = _At(number + 1, state)
+        except BaseException:
+            self._turns.give_up(number)
+            raise
+        self._at = after  # last: an interrupt before this loses nothing
         return batch
 
     def get_state(self) -> Any:
         """The state of the inner iterator after the last batch delivered."""
         self._need_state()
-        return copy.deepcopy(self._at[1])
+        return copy.deepcopy(self._at.state)
 
     def set_state(self, state: Any) -> None:
         """Go on from a state of the inner iterator."""
         self._need_state()
         self.close()
         self._free_iterator()
-        self._batches.set_state(state)
-        self._at = 0, self._snapshot()
-        self._ended = None
+        self._astray = True  # if this fails or is interrupted, it goes back to the old place
+        self._batches.set_state(copy.deepcopy(state))
+        # Numbers are never used again: of the same number there is one batch.
+        self._at = _At(self._at.number + 1, self._snapshot())
+        self._astray = False
 
     def close(self) -> None:
         """Stop the helper. What it had read ahead is lost, unless the iterator has state."""
@@ -108,20 +128,28 @@ class DevicePrefetcher(Generic[T]):
     def _running(self) -> Line[tuple[Any, Any]]:
         if self._line is None:
             self._free_iterator()
-            self._at = 0, self._at[1]
             advance = _Advance(self._batches, self._has_state)
-            self._line = Line(advance, self._placer, ahead=self._prefetch, name="device-prefetch")
+            self._line = Line(
+                advance,
+                self._placer,
+                first=self._at.number,
+                ahead=self._prefetch,
+                name="device-prefetch",
+            )
         return self._line
 
     def _free_iterator(self) -> None:
         """Take the iterator back from a helper that was stopped, at the last batch delivered."""
-        if self._stuck is None:
-            return
-        if still := self._stuck.close():
-            raise RuntimeError(f"{still}, and has the iterator: it cannot go on before that ends")
-        if self._has_state:
-            self._batches.set_state(copy.deepcopy(self._at[1]))
-        self._stuck = None
+        if self._stuck is not None:
+            if still := self._stuck.close():
+                raise RuntimeError(
+                    f"{still}, and has the iterator: it cannot go on before that ends"
+                )
+            self._astray = True
+            self._stuck = None
+        if self._astray and self._has_state:
+            self._batches.set_state(copy.deepcopy(self._at.state))
+        self._astray = False
 
     def _snapshot(self) -> Any:
         return copy.deepcopy(self._batches.get_state()) if self._has_state else None

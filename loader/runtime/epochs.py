@@ -19,7 +19,8 @@ class Epoch:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self.first_step <= self.loader.step < self.end_step:
-            yield next(self.loader)
+            # Not `next(...)`: after that an interrupt could strike here, and the batch were lost.
+            yield self.loader.__next__()
 
 
 def epochs_of(loader: Any) -> Iterator[Epoch]:

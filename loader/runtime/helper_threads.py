@@ -7,12 +7,13 @@ closed, dropped or, with a bounded wait, when the interpreter exits.
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import jax
 
@@ -25,33 +26,48 @@ _running: dict[threading.Thread, Callable[[], None]] = {}
 
 
 class HelperThreads:
-    """Threads that run `work`, one each, under the x64 setting and default device of here.
+    """`count` threads that run `work`, under the x64 setting and default device of here.
 
     `stop` tells all of them to end. `uses_jax` says that they touch devices.
     """
 
     def __init__(
         self,
-        work: Sequence[Callable[[], None]],
+        count: int,
+        work: Callable[[], None],
         stop: Callable[[], None],
         name: str,
         *,
         uses_jax: bool,
     ) -> None:
-        settings = thread_settings()
-        self._threads = [
-            threading.Thread(target=_run, args=(do, settings), name=name, daemon=True)
-            for do in work
-        ]
-        if uses_jax and self._threads:
+        self._count = count
+        self._stop = stop
+        self._name = name
+        self._uses_jax = uses_jax
+        self._threads: list[threading.Thread] = []
+        self._seats: dict[int, threading.Thread] = {}  # threads take them, not the consumer
+        self._run = functools.partial(_run, work, thread_settings(), self._seats)
+
+    def start(self) -> None:
+        """Start the threads. If this is interrupted, it can be called again.
+
+        An interrupt does not say whether a thread has started. So another is started for the same
+        seat, and the later of the two ends at once.
+        """
+        if self._uses_jax and self._count:
             # What is registered first runs last at exit: the threads must have ended before JAX
             # takes its backends down, which it arranges for when they come up.
             jax.devices()
         atexit.unregister(_end_all)
         atexit.register(_end_all)
-        for thread in self._threads:
-            _running[thread] = stop
-            thread.start()
+        for seat in range(self._count):
+            if seat not in self._seats:
+                thread = threading.Thread(
+                    target=self._run, args=(seat,), name=self._name, daemon=True
+                )
+                self._threads.append(thread)
+                _running[thread] = self._stop
+                thread.start()
 
     def alive(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
@@ -67,7 +83,7 @@ def join(threads: Iterable[threading.Thread]) -> str | None:
     words = []
     for thread in threads:
         if thread.ident is not None and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
+            _join(thread, deadline)
         if thread.is_alive():
             frame = sys._current_frames().get(thread.ident or 0)
             place = traceback.extract_stack(frame)[-1] if frame else None
@@ -76,16 +92,34 @@ def join(threads: Iterable[threading.Thread]) -> str | None:
     return "; ".join(words) or None
 
 
-def _run(work: Callable[[], None], settings: tuple[bool, object]) -> None:
+def _join(thread: threading.Thread, deadline: float) -> None:
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            thread.join(left)
+            return
+        except RuntimeError:
+            # It runs, but does not say yet that it has started: `start()` was interrupted.
+            time.sleep(0.001)
+
+
+def _run(
+    work: Callable[[], None],
+    settings: tuple[bool, object],
+    seats: dict[int, threading.Thread],
+    seat: int,
+) -> None:
     x64, device = settings
+    thread = threading.current_thread()
     try:
+        if seats.setdefault(seat, thread) is not thread:
+            return
         with (
             jax.enable_x64(x64),
             jax.default_device(device) if device else contextlib.nullcontext(),
         ):
             work()
     finally:
-        _running.pop(threading.current_thread(), None)
+        _running.pop(thread, None)
 
 
 def _end_all() -> None:

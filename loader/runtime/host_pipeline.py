@@ -72,14 +72,9 @@ class HostPipeline:
         safe = is_thread_safe(self.source) and self.batcher.thread_safe
         return safe and not self.transforms
 
-    def replaced(
-        self, *, plan: Plan | None = None, batcher: BatcherModule | None = None
-    ) -> "HostPipeline":
-        """The same pipeline, counted by another plan, collated by another batcher."""
-        settings = self.__getstate__()
-        return HostPipeline(
-            **{**settings, "plan": plan or self.plan, "batcher": batcher or self.batcher}
-        )
+    def replaced(self, **changes: Any) -> "HostPipeline":
+        """The same pipeline with some of its parts changed."""
+        return HostPipeline(**{**self.__getstate__(), **changes})
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: all but what is remembered."""
@@ -103,9 +98,9 @@ class HostPipeline:
         return self.make(step, rows).batch
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of one epoch, each record once and no padding."""
+        """The batches of one epoch, each record once and no padding, whatever the plan says."""
         plan = Plan(self.plan.num_records, self.plan.batch_size)
-        pipeline = self.replaced(plan=plan)
+        pipeline = self.replaced(plan=plan, microbatches=None)
         for step in range(plan.steps_per_epoch):
             start, stop = plan.span(step)
             yield pipeline.batch(step, np.arange(stop - start))

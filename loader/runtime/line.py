@@ -70,7 +70,9 @@ class _Shared(Generic[T]):
         self.asked = first - 1  # the step that the consumer has asked for last
         self.stopped = False
         self.tasks: dict[int, Task[T]] = {}
-        self.admitted: queue.SimpleQueue[int] = queue.SimpleQueue()  # steps for the helpers
+        # Steps for the helpers; what is not a step tells them to end.
+        self.admitted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.line: weakref.ref[Any] | None = None
 
     def task(self, step: int) -> Task[T]:
         return self.tasks.get(step) or self.tasks.setdefault(step, Task(step))
@@ -78,16 +80,16 @@ class _Shared(Generic[T]):
     def stop(self) -> None:
         """Tell the helpers to end, wherever they wait."""
         self.stopped = True
-        self.admitted.put(-1)
+        self.admitted.put(None)
         for task in list(self.tasks.values()):
             task.may_place.put(None)
 
     def help(self) -> None:
         """What a helper thread does."""
-        while not self.stopped:
+        while True:
             step = self.admitted.get()
-            if self.stopped:
-                self.admitted.put(-1)  # for the next helper
+            if type(step) is not int or self.stopped:
+                self.stop()  # which also wakes the next helper
                 return
             task = self.task(step)  # before the look at `asked`: a step that is over stays over
             if step >= self.asked:  # else the consumer has made it itself
@@ -141,13 +143,23 @@ class Line(Generic[T]):
         self._next_begun = self._next_placed = first  # steps that the helpers may not touch yet
         self._began = _here()
         self._helpers = helpers
-        weakref.finalize(self, self._shared.stop)
+        self._started = False
+        # When the line is dropped, one call into C tells the helpers to end: an interrupt in a
+        # finalizer would be lost, and so would be its work.
+        self._shared.line = weakref.ref(self, self._shared.admitted.put)
         self._threads = HelperThreads(
-            [self._shared.help] * helpers,
-            self._shared.stop,
-            name,
-            uses_jax=place is not None,
+            helpers, self._shared.help, self._shared.stop, name, uses_jax=place is not None
         )
+
+    def start(self) -> None:
+        """Begin to work ahead, if the helpers do not yet.
+
+        Not when the line is made: an interrupt before anybody has it would leave helpers that work
+        for nobody.
+        """
+        if not self._started:
+            self._threads.start()
+            self._started = True
         self._admit()
 
     def is_of_here(self) -> bool:
@@ -179,7 +191,7 @@ class Line(Generic[T]):
         for other in list(shared.tasks):
             if other < step:  # delivered
                 shared.tasks.pop(other, None)
-        self._admit()
+        self.start()
         task = shared.task(step)
         if not self._helpers or self._claimed(task):
             value = shared.make(step)

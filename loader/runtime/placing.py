@@ -2,21 +2,49 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from loader.records.errors import RowError
-from loader.records.jax_settings import traced
+from loader.records.jax_settings import traced, x64_enabled
 from loader.runtime.host_pipeline import HostPipeline, Made
+from loader.sharding.device_operators import placement_of_batches
 from loader.sharding.placement import Placement
+from loader.sharding.sharder_module import SharderModule
+from loader.transforms.bound_transform import BoundTransform
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Puts what a pipeline has made where the placement says."""
+class Placing:
+    """Puts what a pipeline has made where the sharder says; runs the device operators."""
 
-    pipeline: HostPipeline
-    placement: Placement
+    def __init__(
+        self,
+        pipeline: HostPipeline,
+        sharder: SharderModule | None,
+        transforms: Sequence[BoundTransform],
+    ) -> None:
+        self._pipeline = pipeline
+        self._sharder = sharder
+        self._transforms = tuple(transforms)
+        self._placements: dict[bool, Placement] = {}  # with jax_enable_x64, and without
 
-    def __call__(self, made: Made) -> Made:
+    @property
+    def placement(self) -> Placement:
+        """Where leaves go under the x64 setting of this thread."""
+        x64 = x64_enabled()
+        if x64 not in self._placements:
+            pipeline = self._pipeline
+            self._placements[x64] = placement_of_batches(
+                self._sharder,
+                pipeline.batch_spec(),
+                self._transforms,
+                pipeline.plan.batch_size,
+                pipeline.microbatches,
+            )
+        return self._placements[x64]
+
+    def place(self, made: Made) -> Made:
+        """The same on devices."""
         began = time.perf_counter_ns()
         try:
             with traced("place"):
@@ -24,7 +52,14 @@ class Place:
         except RowError as error:
             if error.row >= made.stop - made.start:  # padding has no record
                 raise ValueError(str(error)) from error
-            record = self.pipeline.record_at(made.start + error.row)
+            record = self._pipeline.record_at(made.start + error.row)
             raise ValueError(f"record {record}: {error}") from error
         times = {**made.times_ns, "place": time.perf_counter_ns() - began}
         return dataclasses.replace(made, batch=placed, times_ns=times)
+
+    def finish(self, made: Made) -> Any:
+        """The batch as the loop sees it. Device operators are dispatched here, by the consumer."""
+        began = time.perf_counter_ns()
+        batch = self.placement.finish(made.batch)
+        made.times_ns["dispatch"] = time.perf_counter_ns() - began
+        return batch

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from loader.records.integers import Int64s
 from loader.records.jax_settings import traced
 from loader.records.narrowing import device_dtype, narrowed, unplaceable
 from loader.records.spec import (
@@ -26,7 +25,7 @@ from loader.records.spec import (
     without_rows,
 )
 from loader.sharding.mesh_sharder import placement_on_default_device
-from loader.sharding.placement import BatchPlacement, Placement
+from loader.sharding.placement import BatchPlacement, Placement, rows_shape
 from loader.sharding.sharder_module import SharderModule
 from loader.transforms.bound_transform import BoundTransform
 from loader.transforms.transform import SpecUnknown, call, checked_rows, draws_of, spec_after
@@ -54,24 +53,21 @@ class OperatedPlacement:
         self._spec = spec
         self._transforms = tuple(transforms)
         count = sum(draws_of(bound.transform) for bound in transforms)
-        rows = (batch_size,) if microbatches is None else (microbatches, batch_size // microbatches)
+        self._rows_shape = rows_shape(batch_size, microbatches)
         taken = {_INPUT: spec}
         if count:
-            taken[_DRAWS] = jax.ShapeDtypeStruct((*rows, count), np.dtype(np.float32))
-        self._rows_shape = rows
+            draws_shape = (*self._rows_shape, count)
+            taken[_DRAWS] = jax.ShapeDtypeStruct(draws_shape, np.dtype(np.float32))
         self._all_rows = np.arange(batch_size)
         function = self._on_rows if microbatches is None else jax.vmap(self._on_rows)
-        made = jax.eval_shape(function, narrowed(taken))
-        self._output = place_output(made)
+        self._output = place_output(jax.eval_shape(function, narrowed(taken)))
         shardings = self._output.shardings
         if shardings is not None:
-            shardings = _input_shardings(taken, self._output, len(rows))
-            function = _sharding_by_compiler(function, self._output)
-        self._input = BatchPlacement(
-            taken, batch_size, microbatches, shardings, prefix=f"{_INPUT}/"
-        )
+            # Axes that JAX would have us reason about are left to the compiler.
+            function = jax.sharding.auto_axes(function, out_sharding=shardings)
+            shardings = _input_shardings(taken, self._output, len(self._rows_shape))
+        self._input = BatchPlacement(taken, batch_size, microbatches, shardings, f"{_INPUT}/")
         self._function = jax.jit(function, out_shardings=self._output.shardings)
-        self._has_draws = count > 0
         self.spec = self._output.spec
         self.rows = self._input.rows
 
@@ -88,18 +84,16 @@ class OperatedPlacement:
 
     def place(self, host_batch: Any, start: int) -> Any:
         taken = {_INPUT: host_batch}
-        if self._has_draws:
-            draws = self._draw(start + (self._all_rows if self.rows is None else self.rows))
+        positions = start + (self._all_rows if self.rows is None else self.rows)
+        drawn = [bound.draw(positions) for bound in self._transforms]
+        if any(draws is not None for draws in drawn):
+            draws = np.concatenate([draws for draws in drawn if draws is not None], axis=1)
             taken[_DRAWS] = draws.reshape(*self._rows_shape[:-1], -1, draws.shape[-1])
         return self._input.place(taken)
 
     def finish(self, placed: Any) -> Any:
         with traced("dispatch"):
             return self._function(placed)  # dispatches, and does not wait
-
-    def _draw(self, positions: Int64s) -> np.ndarray:
-        drawn = [bound.draw(positions) for bound in self._transforms]
-        return np.concatenate([draws for draws in drawn if draws is not None], axis=1)
 
     def _on_rows(self, taken: dict[str, Any]) -> Any:
         batch, draws = taken[_INPUT], taken.get(_DRAWS)
@@ -110,10 +104,9 @@ class OperatedPlacement:
         for bound in self._transforms:
             last = first + draws_of(bound.transform)
             own = None if draws is None else draws[:, first:last]
+            record_spec = without_rows(spec_of(rows))
             with contextlib.suppress(SpecUnknown):  # says best what does not fit
-                spec_after(
-                    bound.transform, bound.name, without_rows(spec_of(rows)), try_zeros=False
-                )
+                spec_after(bound.transform, bound.name, record_spec, try_zeros=False)
             rows = checked_rows(bound.name, call(bound.transform, rows, own, valid), count)
             first = last
             if apart and not isinstance(rows, dict):
@@ -156,13 +149,6 @@ def _input_shardings(taken: Spec, output: BatchPlacement, row_axes: int) -> Any:
         return same.sharding if same is not None and unchanged else by_rows
 
     return jax.tree_util.tree_map_with_path(sharding, narrowed(taken))
-
-
-def _sharding_by_compiler(
-    function: Callable[..., Any], output: BatchPlacement
-) -> Callable[..., Any]:
-    """The function, with axes that JAX would have us reason about left to the compiler."""
-    return jax.sharding.auto_axes(function, out_sharding=output.shardings)
 
 
 def placement_of_batches(

@@ -18,6 +18,8 @@ import numpy as np
 
 from loader.records.jax_settings import batched_device_put
 
+Send = Callable[[np.ndarray], jax.Array]
+
 _LARGE = 2**24  # bytes: moving them takes far longer, and a trial would need them twice
 
 
@@ -31,14 +33,15 @@ class LeafPlacement:
         self._shape = spec.shape
         self._sharding = spec.sharding
         self._part_of = part_of
-        self._routes: dict[Any, _Route | None] = {}  # by the default device, where it goes there
+        # By the default device, where it goes there: for leaves of which shape, and how.
+        self._routes: dict[Any, tuple[tuple[int, ...], Send] | None] = {}
 
     def place(self, leaf: Any, device: Any) -> jax.Array:
         """The leaf as an array of the whole batch. `device` is what `default_device()` gives."""
         key = device if self._sharding is None else None
         route = self._routes.get(key)
-        if route is not None and leaf.shape == route.leaf_shape:
-            return route.send(leaf)
+        if route is not None and leaf.shape == route[0]:
+            return route[1](leaf)
         placed = self.place_by_jax(leaf)
         if key not in self._routes and isinstance(leaf, np.ndarray):
             self._routes[key] = self._route(leaf, placed)
@@ -46,15 +49,10 @@ class LeafPlacement:
 
     def place_by_jax(self, leaf: Any) -> jax.Array:
         """The same, never the short way."""
-        if not isinstance(leaf, np.ndarray):
-            return self._place_keys(leaf)
-        if self._sharding is None:
-            return jax.device_put(leaf)
-        return jax.make_array_from_callback(
-            self._shape, self._sharding, lambda index: leaf[self._part_of(index)]
-        )
-
-    def _place_keys(self, leaf: Any) -> jax.Array:
+        if isinstance(leaf, np.ndarray) and self._sharding is not None:
+            return jax.make_array_from_callback(
+                self._shape, self._sharding, lambda index: leaf[self._part_of(index)]
+            )
         if self._sharding is not None and not self._sharding.is_fully_addressable:
             raise ValueError(
                 "PRNG keys cannot be placed on several processes: give "
@@ -62,41 +60,23 @@ class LeafPlacement:
             )
         return jax.device_put(leaf, self._sharding)
 
-    def _route(self, leaf: np.ndarray, placed: jax.Array) -> "_Route | None":
+    def _route(self, leaf: np.ndarray, placed: jax.Array) -> tuple[tuple[int, ...], Send] | None:
         """The way this leaf went, if a trial of it ends in the same array."""
         put = batched_device_put()
         if put is None or leaf.nbytes > _LARGE:
             return None
+        held = placed.sharding.addressable_devices_indices_map(placed.shape)
+        parts, devices = [self._part_of(index) for index in held.values()], list(held)
+        kind, sharding, committed = jax.typeof(placed), placed.sharding, placed.committed
+
+        def send(leaf: np.ndarray) -> jax.Array:
+            """The leaf, in a piece for each device here, as one array."""
+            return put(kind, sharding, [leaf[part] for part in parts], devices, committed)
+
         try:
-            route = _Route(put, placed, leaf.shape, self._part_of)
-            return route if _same(route.send(leaf), placed) else None
+            return (leaf.shape, send) if _same(send(leaf), placed) else None
         except Exception:  # whatever another jaxlib makes of it
             return None
-
-
-class _Route:
-    """The way that an array took, for others like it."""
-
-    def __init__(
-        self,
-        put: Callable[..., jax.Array],
-        placed: jax.Array,
-        leaf_shape: tuple[int, ...],
-        part_of: Callable[[Any], Any],
-    ) -> None:
-        self._put = put
-        self.leaf_shape = leaf_shape
-        held = placed.sharding.addressable_devices_indices_map(placed.shape)
-        self._parts = [part_of(index) for index in held.values()]
-        self._devices = list(held)
-        self._type = jax.typeof(placed)
-        self._sharding = placed.sharding
-        self._committed = placed.committed
-
-    def send(self, leaf: np.ndarray) -> jax.Array:
-        """The leaf, in a piece for each device here, as one array."""
-        pieces = [leaf[part] for part in self._parts]
-        return self._put(self._type, self._sharding, pieces, self._devices, self._committed)
 
 
 def _same(sent: jax.Array, placed: jax.Array) -> bool:

@@ -24,7 +24,7 @@ from loader.partition.correction import as_entry, refuse_misfit
 from loader.partition.mesh import names_of
 from loader.records.narrowing import device_dtype, survives
 from loader.records.spec import VALID_MASK, Spec, leaf_name, named_leaves, spec_of
-from loader.sharding.placement import BatchPlacement
+from loader.sharding.placement import BatchPlacement, rows_shape
 from loader.sharding.sharder_module import (
     LogicalAxisSpec,
     SharderModule,
@@ -33,7 +33,6 @@ from loader.sharding.sharder_module import (
 )
 
 LeafRule = tuple[str, PartitionSpec | tuple[Any, ...]]
-
 
 #: Mesh axes over which the rows of a batch are split when no rule says otherwise.
 DATA_AXES = ("data", "fsdp", "dp", "batch")
@@ -59,12 +58,11 @@ class MeshSharder(SharderModule):
         if not isinstance(mesh, Mesh):
             raise TypeError(f"MeshSharder needs a jax.sharding.Mesh, got {type(mesh).__name__}")
         config = config or SharderModuleConfig()
+        self.partition_axis = None
         if isinstance(logical_rules, PartitionAxis):
             self.partition_axis = logical_rules
-        else:
-            self.partition_axis = None
-            if logical_rules is not None:
-                config = dataclasses.replace(config, sharding_rules=list(logical_rules))
+        elif logical_rules is not None:
+            config = dataclasses.replace(config, sharding_rules=list(logical_rules))
         super().__init__(config, rngs=rngs, name=name)
         self.mesh = mesh
         pairs = rules.items() if isinstance(rules, Mapping) else rules
@@ -94,11 +92,8 @@ class MeshSharder(SharderModule):
             refuse_misfit(np.shape(leaf), spec, sharding.mesh)
             return apply_spec(leaf, sharding.mesh, spec, sharding.memory_kind)
 
-        rows = max(
-            (np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)), default=1
-        )
         placed = jax.tree_util.tree_map_with_path(place, batch)
-        self.count(applied=rows)
+        self.count(applied=max(_row_counts(batch), default=1))
         return placed
 
     def check_batch_size(self, batch_size: int, microbatches: int | None) -> None:
@@ -125,10 +120,53 @@ class MeshSharder(SharderModule):
         self, spec: Spec, batch_size: int | None = None, microbatches: int | None = None
     ) -> Any:
         """The tree of `NamedSharding`s for batches of this spec."""
-        specs = self._specs_by_leaf(dict(named_leaves(spec)), batch_size, microbatches)
-        names = [name for name, _ in named_leaves(spec)]
-        found = [NamedSharding(self.mesh, specs[name]) for name in names]
-        return jax.tree.unflatten(jax.tree.structure(spec), found)
+        leaves = dict(named_leaves(spec))
+        specs = self._specs_by_rules(leaves, microbatches)
+        if batch_size is not None:
+            rows = rows_shape(batch_size, microbatches)
+            aligned = [name for name, leaf in leaves.items() if leaf.shape[: len(rows)] == rows]
+            entries = dict.fromkeys(specs[name][0] for name in aligned if len(specs[name]))
+            self._refuse_rows(batch_size, microbatches, list(entries))
+        shardings = []
+        for name, leaf in leaves.items():
+            whole = specs[name] if microbatches is None else PartitionSpec(None, *specs[name])
+            try:
+                refuse_misfit(leaf.shape, whole, self.mesh)
+            except ValueError as error:
+                raise ValueError(f"leaf {name!r}: {error}") from error
+            shardings.append(NamedSharding(self.mesh, whole))
+        return jax.tree.unflatten(jax.tree.structure(spec), shardings)
+
+    def _specs_by_rules(
+        self, leaves: dict[str, Any], microbatches: int | None
+    ) -> dict[str, PartitionSpec]:
+        """The spec of each leaf, without the axis of microbatches, as the rules say."""
+        rules = self._rules_or_default()
+        specs: dict[str, PartitionSpec] = {}
+        for name, leaf in leaves.items():
+            found = next((spec for regex, spec in rules if _matches(regex, name)), None)
+            if found is not None:
+                # Of a rule that is for all leaves, the mask takes as much as it has dimensions.
+                rank = len(leaf.shape) - (microbatches is not None)
+                general = name == VALID_MASK or self.rules is None
+                specs[name] = PartitionSpec(*found[:rank]) if general else found
+            elif name != VALID_MASK:
+                raise ValueError(
+                    f"no rule matches leaf {name!r}: add ({name!r}, P(...)); there are rules for "
+                    f"{[regex for regex, _ in rules]}"
+                )
+        for regex, _ in rules:
+            if not any(_matches(regex, name) for name in leaves):
+                raise ValueError(f"the rule {regex!r} matches no leaf: there are {list(leaves)}")
+        if VALID_MASK in leaves and VALID_MASK not in specs:
+            entries = {name: _row_entry(spec) for name, spec in specs.items()}
+            if len(set(entries.values())) > 1:
+                raise ValueError(
+                    f"leaves split their rows in different ways {entries}, so {VALID_MASK!r} needs "
+                    f"a rule of its own: add ({VALID_MASK!r}, P(...))"
+                )
+            specs[VALID_MASK] = PartitionSpec(*set(entries.values()))
+        return specs
 
     def placement(self, spec: Spec, batch_size: int, microbatches: int | None) -> BatchPlacement:
         shardings = self.shardings(spec, batch_size, microbatches)
@@ -138,10 +176,9 @@ class MeshSharder(SharderModule):
         """Where the leaves of this host batch go; on several processes, it is this one's rows."""
         spec = spec_of(batch)
         if jax.process_count() == 1:
-            rows = max((leaf.shape[0] for leaf in jax.tree.leaves(spec) if leaf.shape), default=1)
-            return self.placement(spec, rows, None)
-        counts = {self._processes_along(rule[0] if len(rule) else None) for rule in self._specs()}
-        rows = {leaf.shape[0] for leaf in jax.tree.leaves(spec) if leaf.shape}
+            return self.placement(spec, max(_row_counts(batch), default=1), None)
+        counts = {self._processes_along(_row_entry(rule)) for _, rule in self._rules_or_default()}
+        rows = _row_counts(batch)
         if len(counts) != 1 or len(rows) != 1:
             raise ValueError(
                 "on several processes, all leaves of a stream must split their rows alike"
@@ -158,58 +195,6 @@ class MeshSharder(SharderModule):
         sharding = NamedSharding(self.mesh, PartitionSpec(entry))
         held = set(map(str, sharding.addressable_devices_indices_map((shards,)).values()))
         return shards // len(held)
-
-    def _specs(self) -> list[PartitionSpec]:
-        return [spec for _, spec in self._rules_or_default()]
-
-    def _specs_by_leaf(
-        self, leaves: dict[str, Any], batch_size: int | None, microbatches: int | None
-    ) -> dict[str, PartitionSpec]:
-        rules = self._rules_or_default()
-        specs: dict[str, PartitionSpec] = {}
-        for name, leaf in leaves.items():
-            rank = len(leaf.shape) - (microbatches is not None)
-            found = next((spec for regex, spec in rules if _matches(regex, name)), None)
-            if found is None and name != VALID_MASK:
-                raise ValueError(
-                    f"no rule matches leaf {name!r}: add ({name!r}, P(...)); there are rules for "
-                    f"{[regex for regex, _ in rules]}"
-                )
-            if found is not None:
-                # Of a rule that is for all leaves, the mask takes as much as it has dimensions.
-                general = name == VALID_MASK or self.rules is None
-                specs[name] = PartitionSpec(*found[:rank]) if general else found
-        for regex, _ in rules:
-            if not any(_matches(regex, name) for name in leaves):
-                raise ValueError(f"the rule {regex!r} matches no leaf: there are {list(leaves)}")
-        if VALID_MASK in leaves and VALID_MASK not in specs:
-            specs[VALID_MASK] = self._mask_spec(specs)
-        if batch_size is not None:
-            rows = (
-                (batch_size,)
-                if microbatches is None
-                else (microbatches, batch_size // microbatches)
-            )
-            aligned = [name for name, leaf in leaves.items() if leaf.shape[: len(rows)] == rows]
-            entries = [specs[name][0] for name in aligned if len(specs[name])]
-            self._refuse_rows(batch_size, microbatches, list(dict.fromkeys(entries)))
-        for name, leaf in leaves.items():
-            if microbatches is not None:
-                specs[name] = PartitionSpec(None, *specs[name])
-            try:
-                refuse_misfit(leaf.shape, specs[name], self.mesh)
-            except ValueError as error:
-                raise ValueError(f"leaf {name!r}: {error}") from error
-        return specs
-
-    def _mask_spec(self, specs: dict[str, PartitionSpec]) -> PartitionSpec:
-        entries = {name: spec[0] if len(spec) else None for name, spec in specs.items()}
-        if len(set(entries.values())) > 1:
-            raise ValueError(
-                f"leaves split their rows in different ways {entries}, so {VALID_MASK!r} needs a "
-                f"rule of its own: add ({VALID_MASK!r}, P(...))"
-            )
-        return PartitionSpec(*set(entries.values()))
 
     def _rules_or_default(self) -> list[tuple[str, PartitionSpec]]:
         if self.rules is None:
@@ -251,6 +236,15 @@ def _matches(regex: str, name: str) -> bool:
     """Whether a rule is for a leaf. The mask is only for those who name it: `id` is in its name."""
     found = re.fullmatch if name == VALID_MASK else re.search
     return found(regex, name) is not None
+
+
+def _row_entry(spec: PartitionSpec) -> Any:
+    """Over what a spec splits the rows."""
+    return spec[0] if len(spec) else None
+
+
+def _row_counts(batch: Any) -> set[int]:
+    return {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)}
 
 
 def placement_on_default_device(

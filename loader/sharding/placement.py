@@ -51,6 +51,11 @@ class Placement(Protocol):
         ...
 
 
+def rows_shape(batch_size: int, microbatches: int | None) -> tuple[int, ...]:
+    """The leading axes of a batch: its rows, or its microbatches and their rows."""
+    return (batch_size,) if microbatches is None else (microbatches, batch_size // microbatches)
+
+
 class BatchPlacement:
     """Where every leaf of a batch goes.
 
@@ -67,8 +72,7 @@ class BatchPlacement:
         prefix: str = "",
     ) -> None:
         self._host_spec = spec
-        parts = () if microbatches is None else (microbatches,)
-        self._rows_shape = (*parts, batch_size // (microbatches or 1))
+        self._rows_shape = rows_shape(batch_size, microbatches)
         self.shardings = shardings
         self.spec = narrowed(spec)
         if shardings is not None:
@@ -122,12 +126,12 @@ class BatchPlacement:
             f"leaf {name!r} holds {leaf[where]}, which does not fit {small.dtype}: use smaller "
             "values, cast the leaf to a float with an operator, or turn on jax_enable_x64"
         )
-        rows_shape = self._rows_shape
+        here = self._rows_shape
         if self._columns is not None:
-            rows_shape = (*rows_shape[:-1], self._columns.size)
-        if leaf.shape[: len(rows_shape)] != rows_shape:
+            here = (*here[:-1], self._columns.size)
+        if leaf.shape[: len(here)] != here:
             return ValueError(message)
-        row = int(np.ravel_multi_index(where[: len(rows_shape)], rows_shape))
+        row = int(np.ravel_multi_index(where[: len(here)], here))
         return RowError(row if self.rows is None else int(self.rows[row]), message)
 
     def table(self) -> str:

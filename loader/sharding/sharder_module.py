@@ -18,11 +18,7 @@ from loader.records.spec import Spec
 from loader.sharding.placement import BatchPlacement
 
 AxisName = str
-
-
 LogicalAxisSpec = tuple[AxisName | tuple[AxisName, ...] | None, ...]
-
-
 ShardingRules = list[tuple[AxisName, AxisName | None]]
 
 
@@ -117,7 +113,7 @@ class SharderModule(LoaderModule):
                 isinstance(rule, list | tuple) and len(rule) == 2 for rule in rules
             ):
                 raise ValueError(
-                    "The state is structurally incompatible: sharding_rules is no list of pairs"
+                    "The state is structurally incompatible: sharding_rules is not a list of pairs"
                 ) from ValueError("sharding_rules")
             rules = [tuple(rule) for rule in rules]
         super().set_state({k: v for k, v in state.items() if k != "sharding_rules"})

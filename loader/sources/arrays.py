@@ -5,12 +5,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from loader.records.integers import Int64s, checked_index
+from loader.records.integers import Int64s, checked_index, refuse_outside
 from loader.records.memory import take_rows
 from loader.records.prng_keys import is_prng_key
-from loader.records.spec import Spec, named_leaves, spec_of, without_rows
+from loader.records.spec import (
+    Spec,
+    named_leaves,
+    refuse_bad_names,
+    refuse_unfit_array,
+    spec_of,
+    without_rows,
+)
 from loader.sources.reading import sampled_fingerprint
 from loader.sources.source import Source
+from loader.sources.storage.file_guard import map_end, refuse_cut_map
 
 
 class ArraySource(Source):
@@ -20,6 +28,7 @@ class ArraySource(Source):
     thread_safe = True
 
     def __init__(self, arrays: Any) -> None:
+        refuse_bad_names(arrays)
         leaves = named_leaves(arrays)
         if not leaves:
             raise ValueError("ArraySource needs at least one array, got an empty tree")
@@ -34,13 +43,15 @@ class ArraySource(Source):
                     f"leaf {name!r} has no leading axis to take records from "
                     f"(it is {type(leaf).__name__}): every leaf must be an array of rows"
                 )
+            refuse_unfit_array(name, type(leaf), getattr(leaf, "dtype", None))
         # As plain ndarrays: a memory map stays one underneath, without its slower subclass.
         flat, self._tree = jax.tree.flatten(arrays)
         self._leaves: list[np.ndarray] = [np.asarray(leaf) for leaf in flat]
-        lengths = {name: len(leaf) for name, leaf in leaves}
-        if len(set(lengths.values())) > 1:
+        self._length = len(self._leaves[0])
+        if any(len(leaf) != self._length for leaf in self._leaves):
+            lengths = {name: len(leaf) for name, leaf in leaves}
             raise ValueError(f"leaves have different numbers of rows: {lengths}")
-        self._length = len(leaves[0][1])
+        self._map_ends = [map_end(leaf) for leaf in flat]
         if self._length == 0:
             raise ValueError("the source is empty: its arrays have no rows")
 
@@ -49,10 +60,18 @@ class ArraySource(Source):
 
     def __getitem__(self, index: int) -> Any:
         record = checked_index(index, self._length)
+        self._refuse_if_cut_off()
         return jax.tree.unflatten(self._tree, [leaf[record] for leaf in self._leaves])
 
     def gather(self, indices: Int64s) -> Any:
+        refuse_outside(indices, self._length)
+        self._refuse_if_cut_off()
         return self._tree.unflatten([take_rows(leaf, indices) for leaf in self._leaves])
+
+    def _refuse_if_cut_off(self) -> None:
+        for leaf, end in zip(self._leaves, self._map_ends, strict=True):
+            if end is not None:
+                refuse_cut_map(leaf, end)
 
     def record_spec(self) -> Spec:
         return without_rows(spec_of(jax.tree.unflatten(self._tree, self._leaves)))

@@ -23,6 +23,7 @@ class FilesSource(Source):
     """
 
     owned_rows = True
+    thread_safe = True
 
     def __init__(self, paths: Paths, *, leaf: str = "text", text: bool = True) -> None:
         self.paths = expand(paths, "text" if text else "data")

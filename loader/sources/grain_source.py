@@ -15,10 +15,16 @@ class GrainSource(Source):
 
     A `MapDataset` is asked for `dataset[epoch * length + record]`, so that its own `shuffle` and
     `random_map` are new in each epoch. An element that is None becomes a masked row.
+
+    Several threads may read a `MapDataset` at once: Grain itself does that. Of another source,
+    `thread_safe=True` says so.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, thread_safe: bool = False) -> None:
         self.varies_by_epoch = isinstance(dataset, grain.MapDataset)
+        # A subclass may read in another way, and says it itself.
+        own = type(self) is GrainSource and self.varies_by_epoch
+        self.thread_safe = thread_safe or own or type(self).thread_safe
         if isinstance(dataset, grain.IterDataset):
             raise ValueError(
                 "a grain.IterDataset can only be read from its start and has no record numbers: "

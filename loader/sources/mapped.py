@@ -24,6 +24,8 @@ class Mapped(Source):
     operators to the loader.
     """
 
+    made_of_sources = True
+
     def __init__(self, source: Any, operators: Iterable[Any]) -> None:
         self._source = as_source(source)
         self._operators = as_operators(operators)

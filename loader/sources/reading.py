@@ -4,8 +4,11 @@
 parts a source has.
 """
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +18,9 @@ from loader.records.digest import content_key, qualified_name
 from loader.records.integers import Int64s
 from loader.records.memory import is_view
 from loader.records.spec import Spec, spec_of, without_rows
-from loader.records.stacking import is_ragged, ragged_leaf, stack
+from loader.records.stacking import copied, is_ragged, ragged_leaf, stack
 
+_NOTHING = contextlib.nullcontext()
 _SAMPLED_RECORDS = 16
 _RECORDS_TRIED_FOR_A_SPEC = 1000
 
@@ -42,8 +46,26 @@ def varies_by_epoch(source: Any) -> bool:
 
 
 def is_thread_safe(source: Any) -> bool:
-    """Whether any thread may read the source at any time: its class says so, not an instance."""
-    return getattr(type(source), "thread_safe", False) is True
+    """Whether any thread may read the source at any time: its class says so, or it does itself.
+
+    What an object passes on to another does not count: the other says it of itself.
+    """
+    own = getattr(source, "__dict__", {}).get("thread_safe", False)
+    return own is True or getattr(type(source), "thread_safe", False) is True
+
+
+# The lock of each source that was read under one, by the source's id: what has taken over the id of
+# a source that is gone may share its lock.
+_locks: dict[int, Any] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_locks.clear)  # a thread that is not there may hold them
+
+
+def guarded(source: Any) -> contextlib.AbstractContextManager[Any]:
+    """To be held while a source is read: one that is not thread-safe has one reader at a time."""
+    if is_thread_safe(source) or getattr(type(source), "made_of_sources", False):
+        return _NOTHING
+    return _locks.setdefault(id(source), threading.RLock())
 
 
 def read_rows(
@@ -60,18 +82,22 @@ def read_rows(
     if can_gather(source):
         return _gathered(source, indices), None
     numbers = indices.tolist()
-    records = _records(source, numbers)
+    with guarded(source):
+        records = _records(source, numbers)
+    there = None
+    if any(record is None for record in records):
+        there = np.array([record is not None for record in records])
+        records = [record for record in records if record is not None]
+        if not records:
+            return None, there
+        numbers = indices[there].tolist()
     name = functools.partial(locate, source)
-    if not any(record is None for record in records):
-        return stack(records, numbers, locate=name, ragged=ragged), None
-    there = np.array([record is not None for record in records])
-    found = [record for record in records if record is not None]
-    numbers = indices[there].tolist()
-    return (stack(found, numbers, locate=name, ragged=ragged) if found else None), there
+    return stack(records, numbers, locate=name, ragged=ragged), there
 
 
 def _gathered(source: Any, indices: Int64s) -> Any:
-    rows = source.gather(indices)
+    with guarded(source):
+        rows = source.gather(indices)
     leaves, tree = jax.tree.flatten(rows)
     for leaf in leaves:
         if leaf.shape[:1] != (len(indices),):
@@ -85,21 +111,39 @@ def _gathered(source: Any, indices: Int64s) -> Any:
 
 
 def _records(source: Any, numbers: list[int]) -> Sequence[Any]:
-    if not hasattr(source, "__getitems__"):
-        return [source[number] for number in numbers]
-    records = source.__getitems__(numbers)
+    several = hasattr(source, "__getitems__")
+    records = source.__getitems__(numbers) if several else [source[number] for number in numbers]
     if not isinstance(records, Sequence) or len(records) != len(numbers):
         raise ValueError(
             f"{type(source).__name__}.__getitems__ was asked for {len(numbers)} records and gave a "
             f"{type(records).__name__}: it must give a list with a record for each index"
         )
+    if _share_memory(dict(zip(numbers, records, strict=True)).values()):
+        # A buffer that is filled anew for each record: now all of them hold the last one.
+        one_by_one = (source.__getitems__([n])[0] if several else source[n] for n in numbers)
+        records = [copied(record) for record in one_by_one]
     return records
+
+
+def _share_memory(records: Iterable[Any]) -> bool:
+    """Whether the same leaf of two records begins at the same address."""
+    seen = [
+        (place, leaf.__array_interface__["data"][0])
+        for record in records
+        for place, part in enumerate(record.values() if type(record) is dict else [record])
+        for leaf in ([part] if type(part) is np.ndarray else jax.tree.leaves(part))
+        if isinstance(leaf, np.ndarray) and leaf.size
+    ]
+    return len(set(seen)) < len(seen)
 
 
 def locate(source: Any, record: int) -> str:
     """A record in words: its number, and where the source says it comes from."""
     number = record % len(source) if varies_by_epoch(source) else record
-    return f"{number} ({source.locate(record)})" if hasattr(source, "locate") else str(number)
+    if not hasattr(source, "locate"):
+        return str(number)
+    with guarded(source):
+        return f"{number} ({source.locate(record)})"
 
 
 def _owned(leaf: Any) -> Any:
@@ -112,7 +156,8 @@ def _owned(leaf: Any) -> Any:
 def record_spec(source: Any) -> Spec:
     """The spec of one record: as the source says, else as its first record shows."""
     if knows_spec(source):
-        return source.record_spec()
+        with guarded(source):
+            return source.record_spec()
     for _, rows in first_rows(source):
         return without_rows(spec_of(rows))
     raise ValueError(
@@ -133,7 +178,8 @@ def first_rows(source: Any) -> Iterator[tuple[int, Any]]:
 def fingerprint(source: Any) -> Mapping[str, Any]:
     """What tells this data from other data: as the source says, else length and samples."""
     if hasattr(source, "fingerprint"):
-        return source.fingerprint()
+        with guarded(source):
+            return source.fingerprint()
     return {"kind": qualified_name(type(source)), **sampled_fingerprint(source)}
 
 

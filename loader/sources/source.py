@@ -32,9 +32,15 @@ class Source:
     A source without `gather` and `__getitems__` is read record by record.
     """
 
-    thread_safe: ClassVar[bool] = False
+    thread_safe: bool = False
     """Any thread may read at any time, beside others, under any settings of JAX and numpy, and a
-    read may be broken off. A subclass says this anew: it may have changed how records are read."""
+    read may be broken off. Without it, the source is read by one thread at a time, whatever asks:
+    a lock is held for each read. A subclass says this anew: it may have changed how records are
+    read. For a class that is not yours there is `GrainSource(source, thread_safe=True)`."""
+
+    made_of_sources: ClassVar[bool] = False
+    """It reads other sources, by `loader.sources.reading`, which guards each of them. So it needs
+    no guard itself."""
 
     owned_rows: bool = False
     """`gather` gives rows in memory made for that call. The loader then does not look whether they
@@ -46,6 +52,7 @@ class Source:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.thread_safe = cls.__dict__.get("thread_safe", False)
+        cls.made_of_sources = cls.__dict__.get("made_of_sources", False)
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no __len__: a source needs one")

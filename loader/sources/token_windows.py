@@ -24,6 +24,7 @@ class TokenWindows(Source):
     """
 
     owned_rows = True
+    thread_safe = True
 
     def __init__(
         self, tokens: Any, length: int, stride: int | None = None, *, dtype: Any = None
@@ -32,13 +33,12 @@ class TokenWindows(Source):
         self.window = checked_int("TokenWindows: length", length, 1, wanted=wanted)
         stride = self.window if stride is None else stride
         self.stride = checked_int("TokenWindows: stride", stride, 1, wanted=wanted)
-        is_path = isinstance(tokens, str | os.PathLike)
-        if isinstance(tokens, list | tuple) and tokens and isinstance(tokens[0], str | os.PathLike):
-            is_path = True
-        self.path = _path(tokens) if is_path else None
         self._dtype = dtype
-        self._guard = None if self.path is None else FileGuard(self.path)
-        if self.path is not None:
+        self.path = self._guard = None
+        first = tokens[0] if isinstance(tokens, list | tuple) and tokens else tokens
+        if isinstance(first, str | os.PathLike):
+            self.path = _path(tokens)
+            self._guard = FileGuard(self.path)
             self._tokens = _mapped(self.path, dtype)
         elif dtype is not None:
             raise ValueError("dtype is for raw files, and the tokens given are an array already")

@@ -14,7 +14,7 @@ import numpy as np
 
 from loader.order.plan import Plan
 from loader.records.digest import content_key
-from loader.records.jax_settings import key_value_store
+from loader.records.jax_settings import key_value_store, x64_enabled
 from loader.records.spec import named_leaves
 
 AGREE_TIMEOUT_S = 60.0
@@ -37,20 +37,39 @@ def join_job() -> None:
     )
 
 
-def agree_on_start(
-    fingerprint: Mapping[str, str], plan: Plan, microbatches: int | None, step: int
-) -> None:
-    """Before the first batch: raise `ValueError` unless all processes are to load the same."""
+def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: Any) -> None:
+    """Before the first batch: raise `ValueError` unless all processes are to load the same.
+
+    `spec` is that of a batch as the loop sees it: dtypes and shardings decide what each reads.
+    """
+    leaves = named_leaves(spec)
+    meshes = {_mesh_in_words(leaf.sharding) for _, leaf in leaves}
     agree(
         {
             **fingerprint,
             "batch_size": plan.batch_size,
             "remainder": plan.remainder,
-            "microbatches": microbatches,
             "the last step": plan.end,
             "the next step": step,
+            "jax_enable_x64": x64_enabled(),
+            "a mesh": sorted(meshes),
+            **{
+                f"leaf {name!r}": f"{leaf.dtype}{list(leaf.shape)}, {_split(leaf.sharding)}"
+                for name, leaf in leaves
+            },
         }
     )
+
+
+def _mesh_in_words(sharding: Any) -> str:
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None:
+        return str(sharding)
+    return f"{dict(mesh.shape)} of devices {[device.id for device in mesh.devices.flat]}"
+
+
+def _split(sharding: Any) -> str:
+    return str(getattr(sharding, "spec", sharding))
 
 
 def agree(fields: Mapping[str, Any]) -> None:

@@ -6,14 +6,15 @@ size, remainder, epochs and steps. Names of files and of private classes are not
 either changes nothing.
 """
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loader.batchers import BatcherModule
 from loader.order.orders import Order
-from loader.records.digest import describe, digest
+from loader.records.digest import Unseen, describe, digest
 from loader.sources.reading import fingerprint as source_fingerprint
 from loader.transforms.operator_module import OperatorModule
 
@@ -35,20 +36,29 @@ class Fingerprint:
     ) -> None:
         # Described now, before running can change them; the data, which must be read, when asked.
         self._source = source
-        self._settings = {
-            **_order_fields(order),
-            "operators": [[operator.fingerprint(), key] for operator, key in operators],
-            "batcher": batcher.fingerprint(),
-        }
+        described = []
+        for place, (operator, key) in enumerate(operators):
+            with _found_at(f"operators[{place}]"):
+                described.append([operator.fingerprint(), key])
+        with _found_at("batcher"):
+            of_batcher = batcher.fingerprint()
+        with _found_at("order"):
+            of_order = _order_fields(order)
+        self._settings = {**of_order, "operators": described, "batcher": of_batcher}
 
     @functools.cached_property
     def _values(self) -> dict[str, Any]:
-        return {**_data_fields(source_fingerprint(self._source)), **self._settings}
+        with _found_at("source.fingerprint()"):
+            return {**_data_fields(source_fingerprint(self._source)), **self._settings}
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
         """The digest of each field. The first time, this reads a few records."""
-        return {name: digest(value) for name, value in self._values.items()}
+        with _found_at("source.fingerprint()"):  # all else is described already
+            return {
+                name: digest(value, f"[{name.removeprefix('data.')!r}]")
+                for name, value in self._values.items()
+            }
 
     def refuse_differences(self, saved: Mapping[str, str], allowed: Iterable[str]) -> None:
         """Raise `ValueError` for every field that differs and is not allowed to."""
@@ -84,6 +94,17 @@ class Fingerprint:
             return ""
         text = json.dumps(describe(self._values[field]))
         return f" ({text if len(text) <= 100 else text[:97] + '...'})"
+
+
+@contextlib.contextmanager
+def _found_at(stage: str) -> Iterator[None]:
+    """Name the stage in an error about something in it that cannot be described."""
+    try:
+        yield
+    except Unseen as error:
+        raise Unseen(stage + error.path, error.why) from error.__cause__
+    except RecursionError:
+        raise Unseen(stage, "refers to itself") from None
 
 
 def _covers(name: str, field: str) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from loader.records.whole_file import write_whole
-from loader.state.document import document_text, read_document
+from loader.state.document import damaged, document_text, read_document
 
-_FILE_NAME = re.compile(r"(\d{8})-step-(\d+)\.json")
+_FILE_NAME = re.compile(r"(\d{8,})-step-(\d+)\.json")
 
 
 def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], keep: int) -> Path:
@@ -22,11 +22,12 @@ def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], ke
         raise NotADirectoryError(f"{folder} is a file: name a folder to save into")
     folder.mkdir(parents=True, exist_ok=True)
     older = documents(folder)
-    sequence = int(older[-1].name[:8]) + 1 if older else 0
+    sequence = _sequence(older[-1]) + 1 if older else 0
     target = folder / f"{sequence:08d}-step-{state['step']}.json"
     write_whole(target, document_text(state).encode())
     for path in older[: len(older) + 1 - keep]:
-        path.unlink(missing_ok=True)
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
     return target
 
 
@@ -37,6 +38,8 @@ def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     paths = documents(Path(directory))
     for path in reversed(paths):
         try:
+            if not path.is_file():  # a folder, a pipe that nobody writes to, a link to nothing
+                raise damaged(f"{path.name} is not a file")
             return read_document(path)
         except ValueError as error:
             warnings.warn(f"passing over {path}: {error}", RuntimeWarning, stacklevel=3)
@@ -48,4 +51,9 @@ def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 def documents(folder: Path) -> list[Path]:
     """The files that `write_newest` wrote into a folder, the newest last; whole or not."""
-    return sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
+    found = [path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (_sequence(path), path.name))
+
+
+def _sequence(path: Path) -> int:
+    return int(path.name.partition("-")[0])

@@ -1,10 +1,12 @@
 import itertools
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from loader import BlockShuffle, Sequential, Shuffle
+from loader import BlockShuffle, DataLoader, Sequential, Shuffle
 from loader.order.plan import Plan, Remainder
+from tests.data import unlike_records
 
 LENGTHS = [1, 2, 7, 97, 1000, 65_535, 65_536, 65_537, 262_145]
 BATCH_SIZES = [1, 3, 64, 1000]
@@ -95,3 +97,24 @@ def test_epochs_end_where_the_next_begins(remainder: Remainder):
 def test_a_step_before_the_origin_is_refused():
     with pytest.raises(ValueError, match="step 3 lies before step 4"):
         Plan(10, 3, 2, "pad", None, 4, 12).span(3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"epochs": 2**62}, {"epochs": None, "steps": 2**63}, {"batch_size": 2**63, "epochs": 1}],
+)
+def test_more_positions_than_can_be_counted_are_refused(settings: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"positions are counted up to \d+ \(2\*\*62\)"):
+        DataLoader(unlike_records(7), **{"batch_size": 2, **settings})
+
+
+@pytest.mark.parametrize("remainder", get_args(Remainder))
+def test_the_last_positions_are_counted_as_the_first(remainder: Remainder):
+    loader = DataLoader(unlike_records(7), batch_size=2, epochs=None, remainder=remainder)
+    for step in (2**61 * 4, 2**64):
+        with pytest.raises(ValueError, match=rf"step {step} is after position"):
+            loader.batch_at(step)
+    step = 2**60 - 7
+    start, stop = loader.plan.span(step)
+    ids = loader.host_batch_at(step)["id"][: stop - start].tolist()
+    assert ids == unlike_records(7)["id"][np.arange(start, stop) % 7].tolist()

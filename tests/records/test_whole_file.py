@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import uuid
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,16 @@ def test_a_folder_that_cannot_be_synced_is_no_error_but_a_broken_disk_is(
     else:
         write_whole(tmp_path / "file", b"content")
     assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_nothing_is_written_through_a_link_that_has_the_name_of_the_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    guessed = uuid.UUID(int=5)
+    monkeypatch.setattr(uuid, "uuid4", lambda: guessed)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"theirs")
+    (tmp_path / f".state.{guessed.hex}").symlink_to(elsewhere)
+    with pytest.raises(FileExistsError, match="state"):
+        write_whole(tmp_path / "state", b"ours")
+    assert elsewhere.read_bytes() == b"theirs"

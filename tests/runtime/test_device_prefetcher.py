@@ -1,8 +1,5 @@
 """Any iterator of host batches, placed ahead of the loop."""
 
-import contextlib
-import linecache
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from loader import DevicePrefetcher, MeshSharder
 from loader.runtime import helper_threads, line
+from tests.runtime.interrupts import interrupted_at
 from tests.runtime.threads import TIMEOUT_S, all_threads_end, no_thread_is_left
 
 __all__ = ["no_thread_is_left"]
@@ -125,7 +123,7 @@ def test_an_interrupt_in_a_prefetcher_costs_nothing(prefetch: int, has_state: bo
     batches: Any = inner if has_state else ({"n": np.array([n], np.int32)} for n in range(6))
     prefetcher = DevicePrefetcher(batches, prefetch=prefetch)
     seen, interrupts = numbers([next(prefetcher)]), 0
-    for line_number in range(1, 60):  # at every line that runs inside of `next`
+    for line_number in range(1, 90):  # at every line that runs inside of `next`
         with interrupted_at(line_number) as struck:
             try:
                 seen += numbers([next(prefetcher)])
@@ -138,31 +136,6 @@ def test_an_interrupt_in_a_prefetcher_costs_nothing(prefetch: int, has_state: bo
             break
     assert seen + numbers(prefetcher) == [0, 1, 2, 3, 4, 5]
     assert interrupts > 8
-
-
-@contextlib.contextmanager
-def interrupted_at(number: int) -> Iterator[list[int]]:
-    """Raises KeyboardInterrupt at a line, counted from here, of the runtime in this thread."""
-    struck: list[int] = []
-    left = [number]
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        if "loader/runtime" not in frame.f_code.co_filename:
-            return None
-        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if event == "line" and source != "return batch":  # CPython takes no signal before that
-            left[0] -= 1
-            if left[0] == 0:
-                struck.append(frame.f_lineno)
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield struck
-    finally:
-        sys.settrace(None)
 
 
 def test_an_iterator_is_asked_by_one_thread_only():

@@ -2,10 +2,20 @@
 
 from typing import Any
 
+import grain
 import numpy as np
 import pytest
 
-from loader import ArraySource, DataLoader, Mapped, Mixture, OperatorModule, Packed, Source
+from loader import (
+    ArraySource,
+    DataLoader,
+    GrainSource,
+    Mapped,
+    Mixture,
+    OperatorModule,
+    Packed,
+    Source,
+)
 from loader.sources.reading import is_thread_safe, knows_spec, read_rows, varies_by_epoch
 from operators import Choice
 
@@ -65,10 +75,59 @@ def test_a_subclass_says_anew_that_it_is_thread_safe():
     assert Counting.owned_rows
 
 
-def test_only_the_class_can_say_that_it_is_thread_safe():
+def test_an_object_can_say_that_it_is_thread_safe_but_not_for_another():
+    class Around:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
     source = Squares()
-    source.thread_safe = True  # pyright: ignore[reportAttributeAccessIssue]
     assert not is_thread_safe(source)
+    source.thread_safe = True
+    assert is_thread_safe(source)
+    assert Around(source).thread_safe
+    assert not is_thread_safe(Around(source))
+    assert is_thread_safe(GrainSource(Squares(), thread_safe=True))
+    assert not is_thread_safe(GrainSource(Squares()))
+    assert is_thread_safe(GrainSource(grain.MapDataset.range(9)))
+
+
+def test_a_subclass_of_a_grain_source_says_it_anew():
+    class Counting(GrainSource):
+        pass
+
+    assert not is_thread_safe(Counting(grain.MapDataset.range(9)))
+    assert is_thread_safe(Counting(grain.MapDataset.range(9), thread_safe=True))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_source_that_fills_one_buffer_again_and_again_gives_each_record(several: bool):
+    class Refilled:
+        """As a reader that decodes into memory it keeps; two buffers, in turns."""
+
+        def __init__(self) -> None:
+            self.buffers = [np.zeros(3, np.int64), np.zeros(3, np.int64)]
+
+        def __len__(self) -> int:
+            return 7
+
+        def __getitem__(self, index: int) -> Any:
+            buffer = self.buffers[index % 2]
+            buffer[:] = [index, 10 * index, 100 * index]
+            return {"x": buffer[:], "n": np.int64(index)}
+
+    if several:
+
+        def getitems(self: Any, indices: list[int]) -> list[Any]:
+            return [None if index == 3 else self[index] for index in indices]
+
+        Refilled.__getitems__ = getitems  # pyright: ignore[reportAttributeAccessIssue]
+    loader = DataLoader(Refilled(), batch_size=10, prefetch=0, epochs=2, remainder="carry")
+    rows = np.concatenate([b["x"][b["valid_mask"]] for b in loader.host_batches()])
+    there = [n for n in range(7) if not several or n != 3]
+    assert rows.tolist() == [[n, 10 * n, 100 * n] for n in [*there, *there]]
 
 
 def test_a_source_without_any_way_to_read_says_so():

@@ -2,6 +2,7 @@ import contextlib
 import functools
 import gc
 import http.server
+import itertools
 import multiprocessing
 import pickle
 import threading
@@ -18,7 +19,6 @@ import pytest
 import tensorstore as ts
 
 from loader import BlockShuffle, DataLoader, TensorStoreSource
-from loader.sources.tensorstore.slabs import Slab, Slabs
 from loader.testing import assert_covers_each_record_once
 from tests.data import unlike_records
 from tests.source_checks import assert_is_a_source_of
@@ -83,6 +83,11 @@ def served(folder: Path, on_chunk: Any = lambda path: None) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def kept_bytes(source: TensorStoreSource) -> int:
+    """The memory for chunks, which is made when the source is opened."""
+    return sum(slabs._buffer.nbytes for slabs in source._slabs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,7 +187,7 @@ def test_no_more_than_cache_bytes_are_kept(tmp_path: Path):
         for slots in (2, 5):
             source = TensorStoreSource(f"{url}/{Path(path).name}", cache_bytes=slots * 16 + 15)
             source.gather(np.arange(48))
-            assert sum(buffer.nbytes for buffer in source._buffers) == slots * 16
+            assert kept_bytes(source) == slots * 16
             chunks.clear()
             kept = 48 - slots * 4
             source.gather(np.arange(kept, 48))  # the latest used
@@ -196,80 +201,30 @@ def test_the_room_is_shared_by_arrays_of_unlike_chunks(tmp_path: Path):
     write_file(tmp_path / "id.zarr", np.arange(48), rows=48)
     for cache_bytes, kept in ((383, [0, 3]), (384 + 96, [1, 1]), (384 + 5 * 200, [1, 8])):
         source = TensorStoreSource(paths, cache_bytes=cache_bytes)
-        assert [len(buffer) for buffer in source._buffers] == kept
-        assert sum(buffer.nbytes for buffer in source._buffers) <= cache_bytes
+        assert source._slots == kept
+        assert kept_bytes(source) <= cache_bytes
         assert source.block_size == 4  # an array in one chunk needs no blocks
 
 
-def test_as_many_reads_as_allowed_are_in_flight(tmp_path: Path):
+def test_as_many_reads_as_allowed_are_in_flight_and_no_more(tmp_path: Path):
     path = write_records(tmp_path, 48)["id"]
     full = threading.Barrier(3, timeout=60)  # passes only when so many are asked for at once
-    with served(tmp_path, lambda _: full.wait()) as url:
+    answered = threading.Barrier(3, timeout=60)
+    asked, fourth, too_many = itertools.count(), threading.Event(), []
+
+    def on_chunk(_: str) -> None:
+        number = next(asked)
+        if number == 3:
+            fourth.set()
+        full.wait()
+        if number < 3:
+            too_many.append(fourth.wait(0.3))
+            answered.wait()
+
+    with served(tmp_path, on_chunk) as url:
         source = TensorStoreSource(f"{url}/{Path(path).name}", reads_in_flight=3)
         np.testing.assert_array_equal(source.gather(np.arange(48)), np.arange(48))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_no_more_reads_than_allowed_are_in_flight(threads: int):
-    now, most, lock = 0, 0, threading.Lock()
-
-    class Read:
-        """Is in flight until it is waited for."""
-
-        def __init__(self, slab: Slab, slot: int) -> None:
-            nonlocal now, most
-            buffer[slot] = slab[1]
-            with lock:
-                now += 1
-                most = max(most, now)
-
-        def result(self) -> None:
-            nonlocal now
-            with lock:
-                now -= 1
-
-    buffer = np.zeros(60)
-    slabs = Slabs(Read, [60], reads_in_flight=3)
-
-    def hold(first: int) -> None:
-        with slabs.hold([(0, number) for number in range(first, first + 20)]) as slots:
-            np.testing.assert_array_equal(buffer[slots], range(first, first + 20))
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(hold, (0, 20, 40)))
-    assert (now, most) == (0, 3)
-
-
-def test_a_slot_whose_read_was_given_up_is_not_used_before_it_has_ended():
-    class Read:
-        def __init__(self, slab: Slab, slot: int) -> None:
-            begun.append((slab[1], slot, self))
-            self.ended = False
-
-        def result(self) -> None:
-            if not self.ended:
-                raise KeyboardInterrupt
-
-        def done(self) -> bool:
-            return self.ended
-
-    begun: list[tuple[int, int, Read]] = []
-    slabs = Slabs(Read, [2], reads_in_flight=2)
-    with pytest.raises(KeyboardInterrupt), slabs.hold([(0, 7)]):
-        pass
-    taken = threading.Event()
-
-    def hold_two() -> list[int]:
-        with pytest.raises(KeyboardInterrupt), slabs.hold([(0, 8), (0, 9)]):
-            pass
-        taken.set()
-        return [slot for number, slot, _ in begun if number != 7]
-
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(hold_two)
-        assert not taken.wait(0.3)  # one slot is free, and two are needed
-        begun[0][2].ended = True
-        assert sorted(waiting.result(60)) == [0, 1]
+    assert too_many == [False] * 3
 
 
 def test_any_rows_in_any_order_and_none(tmp_path: Path):
@@ -390,7 +345,7 @@ def write_arrays(folder: Path) -> dict[str, str]:
 def test_memory_is_given_back_with_the_source(tmp_path: Path):
     source = TensorStoreSource(write_records(tmp_path))
     source.gather(np.arange(COUNT))
-    buffer = weakref.ref(source._buffers[0])
+    buffer = weakref.ref(source._slabs[0]._buffer)
     gc.disable()
     try:
         del source

@@ -60,7 +60,8 @@ def test_an_index_is_used_until_its_file_changes(tmp_path: Path):
     assert [path.stat().st_mtime_ns for path in kept] == times
     numbers = np.load(kept[0])
     np.save(kept[0], np.delete(numbers, 3))  # shows that it is read: one line end is gone
-    assert texts(TextLinesSource(paths, index=index))[1] == "naïve ☕\r\n"
+    with pytest.raises(ValueError, match=r"a\.txt do not end where the index says.*delete"):
+        texts(TextLinesSource(paths, index=index))
     numbers[2] += 1
     np.save(kept[0], numbers)  # an end that is none
     with pytest.raises(ValueError, match=r"a\.txt do not end where the index says.*delete"):
@@ -183,3 +184,17 @@ def test_records_outside_the_source_are_refused(tmp_path: Path):
     for index in (len(LINES), -1):
         with pytest.raises(IndexError, match=f"records {index} to {index} of a source of"):
             source[index]
+
+
+@pytest.mark.parametrize(
+    "ends", [[2, 2, 8], [5, 2, 8], [-7, 5, 8], [2, 900, 8], [5, 8], [1, 5, 8], [2, 5, 5, 8]]
+)
+def test_a_forged_index_gives_an_error_and_no_wrong_line(ends: list[int], tmp_path: Path):
+    path, index = tmp_path / "a.txt", tmp_path / "index"
+    path.write_bytes(b"aa\nbb\ncc\n")
+    TextLinesSource(path, index=index)
+    (kept,) = index.iterdir()
+    np.save(kept, np.concatenate([np.load(kept)[:2], ends]))
+    source = TextLinesSource(path, index=index)
+    with pytest.raises(ValueError, match=r"the index is damaged; delete the index, .*index, and"):
+        texts(source)

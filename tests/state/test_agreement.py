@@ -45,7 +45,7 @@ for batch in loader:
         name: [[str(s.index), np.asarray(s.data).tolist()] for s in leaf.addressable_shards]
         for name, leaf in batch.items()
     })
-rows = loader._placement().rows
+rows = loader._placing.placement.rows
 rows = None if rows is None else rows.tolist()
 total = jax.jit(lambda b: b["id"].sum())(loader.batch_at(1))  # a collective over what was placed
 report({"shards": shards, "read": Source.read, "rows": rows,
@@ -170,6 +170,45 @@ def test_processes_that_would_load_other_things_are_named(other: Any, message: s
     reports = run_processes(script, 2, 1, tmp_path)
     assert message in reports[0]
     if other[3] and message != "agreed":
+        assert "process 0 has" in reports[1]
+
+
+PLACED = """
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+from loader import DataLoader, MeshSharder
+order, axes, spec, x64, microbatches = CASES[process]
+mesh = Mesh(np.array(jax.devices())[order].reshape(4 // len(axes), -1)[:, : len(axes)], axes)
+jax.config.update("jax_enable_x64", x64)
+data = {"x": np.arange(64).reshape(16, 4), "y": np.arange(16.0)}
+sharder = MeshSharder(mesh, [("x", P(*spec)), ("y|valid_mask", P("a"))])
+try:
+    next(DataLoader(data, batch_size=8, sharder=sharder, microbatches=microbatches))
+    report("agreed")
+except ValueError as error:
+    report(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (([0, 1, 2, 3], ["a", "b"], ["a"], False, None), "agreed"),
+        (([0, 2, 1, 3], ["a", "b"], ["a"], False, None), "process 1 has a mesh"),
+        (([0, 1, 2, 3], ["a", "b"], ["b"], False, None), "process 1 has leaf 'x'"),
+        (([0, 1, 2, 3], ["a", "b"], [], False, None), "process 1 has leaf 'x'"),
+        (([0, 1, 2, 3], ["b", "a"], ["a"], False, None), "process 1 has a mesh"),
+        (([0, 1, 2, 3], ["a", "b"], ["a"], True, None), "process 1 has jax_enable_x64 True"),
+        (([0, 1, 2, 3], ["a", "b"], ["a"], False, 2), "process 1 has leaf"),
+    ],
+)
+def test_processes_that_would_place_in_other_ways_are_named(
+    other: Any, message: str, tmp_path: Path
+):
+    script = f"CASES = {[([0, 1, 2, 3], ['a', 'b'], ['a'], False, None), other]}\n" + PLACED
+    reports = run_processes(script, 2, 2, tmp_path)
+    assert message in reports[0]
+    if message != "agreed":
         assert "process 0 has" in reports[1]
 
 

@@ -9,7 +9,6 @@ import bisect
 import itertools
 import os
 import re
-import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +46,6 @@ class RecordFiles:
         self.paths, self._ends = state
         self.firsts = np.array([0, *self._ends[:-1]])
         self._readers: list[Any] = [None] * len(self.paths)
-        self._opening = threading.Lock()
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def __len__(self) -> int:
@@ -84,17 +82,14 @@ class RecordFiles:
         return blobs
 
     def _reader(self, file: int) -> Any:
-        if self._readers[file] is None:
-            with self._opening:
-                if self._readers[file] is None:
-                    self._readers[file] = _open(self.paths[file])
+        if self._readers[file] is None:  # if two threads open it at once, one reader is dropped
+            self._readers[file] = _open(self.paths[file])
         return self._readers[file]
 
     def _threads(self) -> ThreadPoolExecutor:
-        with self._opening:
-            if self._pool is None or self._pool[0] != os.getpid():  # a fork has none of its threads
-                self._pool = os.getpid(), ThreadPoolExecutor(_FILES_AT_ONCE, "array-record")
-            return self._pool[1]
+        if self._pool is None or self._pool[0] != os.getpid():  # a fork has none of its threads
+            self._pool = os.getpid(), ThreadPoolExecutor(_FILES_AT_ONCE, "array-record")
+        return self._pool[1]
 
 
 def _count(path: str) -> tuple[int, int]:

@@ -41,6 +41,7 @@ class Mixture(Source):
     """
 
     varies_by_epoch = True
+    made_of_sources = True
 
     def __init__(
         self,
@@ -66,14 +67,14 @@ class Mixture(Source):
                     "all weights, too little to be counted: make it larger, or leave it out"
                 )
         self._mixing = Mixing.of(list(self._shares.values()), self._seed)
-        specs = {name: _record_spec(name, s) for name, s in self._sources.items()}
-        shown = {name for name, s in self._sources.items() if not knows_spec(s)}
-        self._spec = common_spec(specs, shown)
-        self._length = (
-            sum(map(len, self._sources.values()))
-            if length is None
-            else checked_int("length", length, 1, wanted="an integer of at least 1")
-        )
+        specs: dict[str, Spec] = {}
+        for name, source in self._sources.items():
+            with _in_component(name):
+                specs[name] = record_spec(source)
+        self._spec = common_spec(specs, {n for n, s in self._sources.items() if not knows_spec(s)})
+        if length is None:
+            length = sum(map(len, self._sources.values()))
+        self._length = checked_int("length", length, 1, wanted="an integer of at least 1")
 
     def __len__(self) -> int:
         return self._length
@@ -149,11 +150,6 @@ def _in_component(name: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"(in component {name!r} of a mixture)")
         raise
-
-
-def _record_spec(name: str, source: Any) -> Spec:
-    with _in_component(name):
-        return record_spec(source)
 
 
 def _checked_component(name: Any, component: Any) -> tuple[Any, Fraction]:

@@ -38,6 +38,7 @@ class Packed(Source):
     """
 
     owned_rows = True
+    made_of_sources = True
 
     def __init__(
         self,

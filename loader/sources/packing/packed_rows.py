@@ -122,19 +122,17 @@ def fill_rows(
     packed: dict[str, np.ndarray] = {}
     for name, leaf in read(records.astype(np.int64)).items():
         tokens = np.concatenate([leaf[record][first:stop] for record, first, stop in cuts])
-        padding = padding_of(name, tokens.dtype, pad_value)
-        out = np.full((*real.shape, *tokens.shape[1:]), padding, tokens.dtype)
-        out[real] = tokens
-        packed[name] = out
+        packed[name] = _placed(real, tokens, padding_of(name, tokens.dtype, pad_value))
     segment = np.arange(1, pieces.size + 1) - np.repeat(np.cumsum(counts) - counts, counts)
     shift = start - (ends - length)  # from a token's place among all to its place in its record
-    for name, values in (
-        (SEGMENT_IDS, np.repeat(segment.astype(np.int32), length)),
-        (
-            POSITIONS,
-            np.arange(ends[-1], dtype=np.int32) + np.repeat(shift.astype(np.int32), length),
-        ),
-    ):
-        packed[name] = np.zeros(real.shape, np.int32)
-        packed[name][real] = values
+    place = np.arange(ends[-1], dtype=np.int32)
+    packed[SEGMENT_IDS] = _placed(real, np.repeat(segment.astype(np.int32), length), 0)
+    packed[POSITIONS] = _placed(real, place + np.repeat(shift.astype(np.int32), length), 0)
     return packed
+
+
+def _placed(real: np.ndarray, values: np.ndarray, padding: Any) -> np.ndarray:
+    """The values in the places that are real, in their order, and padding elsewhere."""
+    out = np.full((*real.shape, *values.shape[1:]), padding, values.dtype)
+    out[real] = values
+    return out

@@ -32,7 +32,7 @@ class RowPlan:
     """The pieces of every row: those of row i are `offsets[i]` up to `offsets[i + 1]`.
 
     Piece j is `record_of[j]` from `start_of[j]`, for `length_of[j]` tokens. A record of length zero
-    takes no place and is in no row; `empty_records` counts them.
+    takes no place and is in no row.
     """
 
     row_length: int
@@ -40,7 +40,6 @@ class RowPlan:
     record_of: Ints
     start_of: Ints
     length_of: Ints
-    empty_records: int
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -64,10 +63,19 @@ def plan_rows(
 
     Records longer than a row are refused, or split: into pieces that fill a row, and the rest.
     """
-    row_length, seed = checked_settings(row_length, seed, fit, long)
+    for name, value, choices in (("fit", fit, get_args(Fit)), ("long", long, get_args(Long))):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
+    wanted = "an integer from 1 to 2**31 - 1"
+    row_length = checked_int("row_length", row_length, 1, 2**31 - 1, wanted=wanted)
+    seed = checked_int("seed", seed)
     lengths = checked_lengths(lengths)
-    if long == "refuse":
-        refuse_long(lengths, row_length)
+    if long == "refuse" and lengths.max(initial=0) > row_length:
+        record = int(np.argmax(lengths > row_length))
+        raise ValueError(
+            f"record {record} has length {lengths[record]}, and a row has {row_length}: give "
+            'long="split" to cut such records into pieces, or a longer row_length'
+        )
     record_of, start_of, length_of = _cut(lengths, row_length)
     # Slots, longest first, get pieces of that length, which the seed has shuffled.
     piece_of = _by_length(length_of, row_length, seed)
@@ -84,7 +92,6 @@ def plan_rows(
         record_of=record_of[piece_of],
         start_of=start_of[piece_of],
         length_of=length_of[piece_of],
-        empty_records=int(np.count_nonzero(lengths == 0)),
     )
 
 
@@ -96,38 +103,17 @@ def checked_lengths(lengths: npt.ArrayLike) -> Ints:
             f"lengths must be integers, one for each record, got {given.dtype}{list(given.shape)}: "
             "index_lengths(source) finds them"
         )
-    if given.size and int(given.min()) < 0:
+    if given.min(initial=0) < 0:
         record = int(np.argmin(given >= 0))
         raise ValueError(f"record {record} has length {given[record]}: lengths are at least 0")
-    return given.astype(_dtype_for(int(given.max()) if given.size else 0))
-
-
-def refuse_long(lengths: Ints, row_length: int, first_record: int = 0) -> None:
-    """Raise `ValueError` for the first record that is longer than a row."""
-    if lengths.size and int(lengths.max()) > row_length:
-        record = int(np.argmax(lengths > row_length))
-        raise ValueError(
-            f"record {first_record + record} has length {lengths[record]}, and a row has "
-            f'{row_length}: give long="split" to cut such records into pieces, or a longer '
-            "row_length"
-        )
-
-
-def checked_settings(row_length: Any, seed: Any, fit: Any, long: Any) -> tuple[int, int]:
-    """`row_length` and `seed` as plain integers, if all settings are what they can be."""
-    for name, value, choices in (("fit", fit, get_args(Fit)), ("long", long, get_args(Long))):
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
-    wanted = "an integer from 1 to 2**31 - 1"
-    row_length = checked_int("row_length", row_length, 1, 2**31 - 1, wanted=wanted)
-    return row_length, checked_int("seed", seed)
+    return given.astype(_dtype_for(int(given.max(initial=0))))
 
 
 def _cut(lengths: Ints, row_length: int) -> tuple[Ints, Ints, Ints]:
     """Record, start and length of every piece."""
     counts = -(-lengths // row_length)
     record_of = np.repeat(np.arange(lengths.size, dtype=_dtype_for(lengths.size)), counts)
-    if lengths.size == 0 or counts.max() <= 1:
+    if counts.max(initial=0) <= 1:
         return record_of, np.zeros(record_of.size, np.int32), lengths[record_of]
     start_of = _ranges(np.zeros(lengths.size, np.int64), counts.astype(np.int64)) * row_length
     start_of = start_of.astype(lengths.dtype)
@@ -145,15 +131,15 @@ def _by_length(length_of: Ints, row_length: int, seed: int) -> Ints:
 def _fill(histogram: Int64s, row_length: int, fit: Fit) -> tuple[Ints, int]:
     """The row of every slot, slots of the longest pieces first, and how many rows there are.
 
-    Neighbouring rows with the same contents are one *run*: where it begins, how
-    many rows it has, and how much room each of them has left. Runs stay in the order of rows.
+    Neighbouring rows with the same contents are one *run*: where it begins, how many rows it has,
+    and how much room each of them has left. Runs stay in the order of rows. The last run is the
+    rows that are still empty, of which there are always more than enough.
     """
-    row_of = np.empty(histogram.sum(), _dtype_for(int(histogram.sum())))
+    pieces = int(histogram.sum())
     lengths = np.flatnonzero(histogram)[::-1]
-    begin = size = room = np.zeros(0, np.int64)
-    num_rows = filled = 0
+    begin, size, room = np.array([0]), np.array([pieces + 1]), np.array([row_length])
+    row_of: list[Ints] = [np.empty(0, _dtype_for(pieces))]
     for length in lengths.tolist():
-        left = int(histogram[length])
         fits = np.flatnonzero(room >= length)
         if fit == "best":
             fits = fits[np.argsort(room[fits], kind="stable")]
@@ -161,40 +147,28 @@ def _fill(histogram: Int64s, row_length: int, fit: Fit) -> tuple[Ints, int]:
         # is the fullest with room, and it still comes first.
         each = room[fits] // length
         ends = np.cumsum(each * size[fits])
-        taken = int(np.searchsorted(ends, left))
-        whole, each_of_whole = fits[:taken], each[:taken]
-        parts = [(begin[whole], size[whole], each_of_whole)]
-        room[whole] -= each_of_whole * length
-        left -= int(ends[taken - 1]) if taken else 0
-        if left:
-            if taken == len(fits):
-                run, fill = len(begin), row_length // length
-                opened = -(-left // fill)
-                begin, size = np.append(begin, num_rows), np.append(size, opened)
-                room = np.append(room, row_length)
-                num_rows += opened
-            else:
-                run, fill = int(fits[taken]), int(each[taken])
-            part = _split(int(size[run]), fill, left)
-            begins = begin[run] + np.cumsum(part[0]) - part[0]
-            parts.append((begins, *part))
-            begin = _replaced(begin, run, begins)
-            size = _replaced(size, run, part[0])
-            room = _replaced(room, run, room[run] - part[1] * length)
-        filled = _write_rows(row_of, filled, parts)
+        # These runs are used up, and of the one after them as much as is needed.
+        taken = int(np.searchsorted(ends, histogram[length]))
+        left = int(histogram[length]) - (int(ends[taken - 1]) if taken else 0)
+        whole, run = fits[:taken], int(fits[taken])
+        room[whole] -= each[:taken] * length
+        sizes, fill = _split(int(size[run]), int(each[taken]), left)
+        begins = begin[run] + np.cumsum(sizes) - sizes
+        for some in ((begin[whole], size[whole], each[:taken]), (begins, sizes, fill)):
+            row_of.append(_rows_of_pieces(*some).astype(row_of[0].dtype))
+        begin = _replaced(begin, run, begins)
+        size = _replaced(size, run, sizes)
+        room = _replaced(room, run, room[run] - fill * length)
         useful = room >= lengths[-1]
         begin, size, room = begin[useful], size[useful], room[useful]
-    assert filled == row_of.size, f"{filled} of {row_of.size} pieces were placed"
-    return row_of, num_rows
+    return np.concatenate(row_of), int(begin[-1])
 
 
-def _write_rows(row_of: Ints, filled: int, parts: list[tuple[Int64s, Int64s, Int64s]]) -> int:
-    """Each row of the runs `(begin, size, fill)` as often as it takes a piece; the new `filled`."""
-    for begin, size, fill in parts:
-        rows = np.repeat(_ranges(begin, size), np.repeat(fill, size))
-        row_of[filled : filled + rows.size] = rows
-        filled += rows.size
-    return filled
+def _rows_of_pieces(begin: Int64s, size: Int64s, fill: Int64s) -> Int64s:
+    """Each row of these runs as often as it takes a piece."""
+    used = fill > 0
+    begin, size, fill = begin[used], size[used], fill[used]
+    return np.repeat(_ranges(begin, size), np.repeat(fill, size))
 
 
 def _split(rows: int, fill: int, pieces: int) -> tuple[Int64s, Int64s]:

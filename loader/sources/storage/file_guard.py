@@ -3,8 +3,12 @@
 Nothing but the operating system can prevent that, but before most reads it can be noticed.
 """
 
+import mmap
 import os
 import weakref
+from typing import Any
+
+import numpy as np
 
 
 class FileGuard:
@@ -31,3 +35,29 @@ class FileGuard:
     def is_unchanged(self) -> bool:
         stat = os.fstat(self.descriptor)
         return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
+
+
+def map_end(array: Any) -> int | None:
+    """The size that a file needs for this array, which is a memory map of it; None if it is not."""
+    mapped = _map_under(array)
+    if mapped is None or not isinstance(array, np.memmap):
+        return None
+    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    refuse_cut_map(array, start + len(mapped))
+    return start + len(mapped)
+
+
+def refuse_cut_map(array: np.ndarray, end: int) -> None:
+    """Raise `ValueError` if the file under a memory map has become shorter than this."""
+    mapped = _map_under(array)  # None in another process, which has a copy
+    if mapped is not None and mapped.size() < end:
+        raise ValueError(
+            f"the file of a memory map has {mapped.size()} bytes, and {end} were mapped: it was "
+            "cut off, or is being written anew; wait for that, and map it again"
+        )
+
+
+def _map_under(array: Any) -> mmap.mmap | None:
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, mmap.mmap) else None

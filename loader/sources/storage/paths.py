@@ -28,9 +28,13 @@ def expand(paths: Paths, kind: str) -> list[str]:
             found += matches
         else:
             raise FileNotFoundError(f"there is no {kind} file {path!r}")
+    files: dict[str, str] = {}
     for path in found:
-        if found.count(path) > 1:
-            raise ValueError(f"{path!r} is named twice: its records would come twice")
+        file = path if "://" in path else os.path.realpath(path)
+        if file in files:
+            also = "" if files[file] == path else f", also as {files[file]!r}"
+            raise ValueError(f"{path!r} is named twice{also}: its records would come twice")
+        files[file] = path
     return found
 
 

@@ -8,9 +8,12 @@ With an order that uses up a chunk before it goes on, each is read once:
     order = BlockShuffle(seed=0, block_size=source.block_size, window=16)
 """
 
-import functools
+import contextlib
 import math
 import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -23,7 +26,7 @@ from loader.records.spec import Spec, named_leaves
 from loader.sources.reading import sampled_fingerprint
 from loader.sources.source import Source
 from loader.sources.tensorstore.open_store import absolute, is_spec, open_store, reason
-from loader.sources.tensorstore.slabs import Slab, SlabError, Slabs
+from loader.sources.tensorstore.slabs import Slabs, slots_within
 
 # Whole slabs are read for at most so many times the rows asked for.
 _SPARSE = 16
@@ -61,30 +64,22 @@ class TensorStoreSource(Source):
             "cache_bytes": cache_bytes,
             "context": context,
         }
+        self._reads_in_flight = reads_in_flight
         given, self._tree = jax.tree.flatten(arrays, is_leaf=is_spec)
         if not given:
             raise ValueError("TensorStoreSource needs at least one array, got an empty tree")
-        self.paths: list[str] = []
-        self._stores: list[ts.TensorStore] = []
-        for item in given:
-            path, store = open_store(item, context)
-            self.paths.append(path)
-            self._stores.append(store)
+        opened = [open_store(item, context) for item in given]
+        self.paths = [path for path, _ in opened]
+        self._stores = [store for _, store in opened]
         places = jax.tree.unflatten(self._tree, range(len(given)))
         self._leaf_names = [name for name, _ in named_leaves(places)]
         self._length = self._common_length()
-        self._slab_rows = [_slab_rows(store) for store in self._stores]
-        row_bytes = [
-            math.prod(store.shape[1:]) * store.dtype.numpy_dtype.itemsize for store in self._stores
-        ]
-        slots = _slots(self._length, self._slab_rows, row_bytes, cache_bytes)
-        self._buffers = [
-            np.empty((count, deep, *store.shape[1:]), store.dtype.numpy_dtype)
-            for count, deep, store in zip(slots, self._slab_rows, self._stores, strict=True)
-        ]
-        # Not a method: the buffers are given back with the last reference to the source.
-        read = functools.partial(_begin_to_read, self._stores, self._buffers)
-        self._slabs = Slabs(read, slots, reads_in_flight)
+        self._slots = slots_within(cache_bytes, self._stores)
+        self._slabs = self._empty_slabs()
+        self._reading = threading.Lock()
+
+    def _empty_slabs(self) -> list[Slabs]:
+        return [Slabs(*pair) for pair in zip(self._stores, self._slots, strict=True)]
 
     def _common_length(self) -> int:
         lengths = {}
@@ -113,7 +108,7 @@ class TensorStoreSource(Source):
     @property
     def block_size(self) -> int:
         """The least number of records that are whole chunks of every array of several chunks."""
-        several = [deep for deep in self._slab_rows if deep < self._length]
+        several = [slabs.deep for slabs in self._slabs if slabs.deep < self._length]
         return math.lcm(*several) if several else self._length
 
     def __len__(self) -> int:
@@ -121,79 +116,76 @@ class TensorStoreSource(Source):
 
     def gather(self, indices: Int64s) -> Any:
         refuse_outside(indices, self._length)
-        return jax.tree.unflatten(self._tree, self._rows(indices))
+        with self._reading:
+            return jax.tree.unflatten(self._tree, self._rows(indices))
 
     def _rows(self, indices: Int64s) -> list[np.ndarray]:
-        # Most arrays have slabs of the same depth: what follows from it is found once for all.
-        slab_and_offset = {deep: np.divmod(indices, deep) for deep in set(self._slab_rows)}
-        needed = {deep: np.unique(numbers) for deep, (numbers, _) in slab_and_offset.items()}
-        by_leaf = [needed[deep] for deep in self._slab_rows]
-        kept = [
-            leaf
-            for leaf, numbers in enumerate(by_leaf)
-            if self._worth_keeping(leaf, len(numbers), len(indices))
-        ]
-        if any(len(by_leaf[leaf]) > len(self._buffers[leaf]) for leaf in kept):
+        needed = {}
+        for leaf, slabs in enumerate(self._slabs):
+            numbers = slabs.holding(indices)
+            if self._worth_keeping(slabs, len(numbers), len(indices)):
+                needed[leaf] = numbers
+        if any(len(numbers) > self._slots[leaf] for leaf, numbers in needed.items()):
             return self._rows_by_halves(indices)
-        rows = [
-            np.empty(0) if leaf in kept else self._read_rows(leaf, indices)
-            for leaf in range(len(self._stores))
-        ]
-        if not kept:
-            return rows
-        slabs = [(leaf, number) for leaf in kept for number in by_leaf[leaf].tolist()]
         try:
-            with self._slabs.hold(slabs) as slots:
-                # They come array after array, as the slabs were asked for.
-                firsts = np.cumsum([len(by_leaf[leaf]) for leaf in kept])[:-1]
-                by_array = np.split(np.array(slots, np.int64), firsts)
-                for leaf, own in zip(kept, by_array, strict=True):
-                    numbers, offsets = slab_and_offset[self._slab_rows[leaf]]
-                    slot_of_row = own[np.searchsorted(by_leaf[leaf], numbers)]
-                    rows[leaf] = self._copied(leaf, slot_of_row, offsets)
-        except SlabError as error:
-            leaf, number = error.slab
-            first = number * self._slab_rows[leaf]
-            last = min(first + self._slab_rows[leaf], self._length) - 1
-            raise self._unreadable(leaf, first, last, error.__cause__) from error.__cause__
-        return rows
+            self._fill(needed)
+        except BaseException:
+            # Reads that are still under way go on into the old buffers, which are left to them.
+            self._slabs = self._empty_slabs()
+            raise
+        return [
+            slabs.rows(indices) if leaf in needed else self._read_rows(leaf, indices)
+            for leaf, slabs in enumerate(self._slabs)
+        ]
 
-    def _copied(self, leaf: int, slots: Int64s, offsets: Int64s) -> np.ndarray:
-        """For each row of the result, the row at this offset of the slab in this slot."""
-        buffer = self._buffers[leaf]
-        flat = buffer.reshape(-1, *buffer.shape[2:])  # slots one after the other
-        return take_rows(flat, slots * self._slab_rows[leaf] + offsets)
-
-    def _worth_keeping(self, leaf: int, slabs: int, rows: int) -> bool:
+    def _worth_keeping(self, slabs: Slabs, needed: int, rows: int) -> bool:
         """Whether to read whole slabs of this array, for these rows and those that follow.
 
         Not if only a few rows of each are needed, and it will be gone before the next are.
         """
-        deep, slots = self._slab_rows[leaf], len(self._buffers[leaf])
-        return slots > 0 and (slots * deep >= self._length or slabs * deep <= _SPARSE * rows)
+        holds_all = slabs.slots * slabs.deep >= self._length
+        return slabs.slots > 0 and (holds_all or needed * slabs.deep <= _SPARSE * rows)
 
     def _rows_by_halves(self, indices: Int64s) -> list[np.ndarray]:
         """For rows in more slabs than there are slots."""
         order = indices.argsort(kind="stable")
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
         halves = [self._rows(indices[half]) for half in np.array_split(order, 2)]
+        back = order.argsort()
         return [take_rows(np.concatenate(leaf), back) for leaf in zip(*halves, strict=True)]
+
+    def _fill(self, needed: dict[int, list[int]]) -> None:
+        """Read those slabs that are not there, some ahead of the one that is waited for."""
+        ahead: deque[tuple[int, int, Any]] = deque()
+
+        def wait_for_one() -> None:
+            leaf, slab, read = ahead.popleft()
+            with self._naming(leaf, self._slabs[leaf].rows_of(slab)):
+                read.result()
+
+        for leaf, numbers in needed.items():
+            slabs = self._slabs[leaf]
+            for slab in slabs.missing(numbers):
+                if len(ahead) == self._reads_in_flight:
+                    wait_for_one()
+                ahead.append((leaf, slab, slabs.begin_to_read(slab)))
+        while ahead:
+            wait_for_one()
 
     def _read_rows(self, leaf: int, indices: Int64s) -> np.ndarray:
         """Just these rows, past the slabs."""
-        try:
-            return self._slabs.read_past(lambda: self._stores[leaf][indices].read())
-        except (ValueError, NotImplementedError) as error:
-            raise self._unreadable(leaf, int(indices.min()), int(indices.max()), error) from error
+        with self._naming(leaf, indices):
+            return self._stores[leaf][indices].read().result()
 
-    def _unreadable(
-        self, leaf: int, first: int, last: int, error: BaseException | None
-    ) -> ValueError:
-        return ValueError(
-            f"cannot read records {first} to {last} of {self.paths[leaf]}: {reason(error)}. "
-            "Restore that part of the array, or write it again"
-        )
+    @contextlib.contextmanager
+    def _naming(self, leaf: int, rows: Iterable[int]) -> Iterator[None]:
+        """An error of TensorStore, with the array and the records that were to be read."""
+        try:
+            yield
+        except (ValueError, NotImplementedError) as error:
+            raise ValueError(
+                f"cannot read records {min(rows)} to {max(rows)} of {self.paths[leaf]}: "
+                f"{reason(error)}. Restore that part of the array, or write it again"
+            ) from error
 
     def record_spec(self) -> Spec:
         leaves = [
@@ -217,36 +209,3 @@ class TensorStoreSource(Source):
 
     def __repr__(self) -> str:
         return f"TensorStoreSource({', '.join(self.paths)}: {self._length} records)"
-
-
-def _begin_to_read(
-    stores: list[ts.TensorStore], buffers: list[np.ndarray], slab: Slab, slot: int
-) -> Any:
-    """Begin to read a slab into a slot of its array's buffer; the future of it."""
-    leaf, number = slab
-    into, store = buffers[leaf][slot], stores[leaf]
-    first = number * len(into)
-    last = min(first + len(into), store.shape[0])
-    return ts.array(into[: last - first]).write(store[first:last])
-
-
-def _slab_rows(store: ts.TensorStore) -> int:
-    """The depth of a read chunk along axis 0; of an array that has no chunks, one record."""
-    chunk = store.chunk_layout.read_chunk.shape
-    return min(chunk[0] if chunk and chunk[0] else 1, store.shape[0])
-
-
-def _slots(length: int, slab_rows: list[int], row_bytes: list[int], cache_bytes: int) -> list[int]:
-    """How many slabs of each array are kept: one, and then as many records of all as fit."""
-    slab_bytes = [deep * row for deep, row in zip(slab_rows, row_bytes, strict=True)]
-    kept = sorted(
-        (leaf for leaf, deep in enumerate(slab_rows) if deep > 1), key=slab_bytes.__getitem__
-    )
-    while sum(slab_bytes[leaf] for leaf in kept) > cache_bytes:
-        kept.pop()
-    left = cache_bytes - sum(slab_bytes[leaf] for leaf in kept)
-    records = left // max(1, sum(row_bytes[leaf] for leaf in kept))
-    return [
-        min(1 + records // deep, -(-length // deep)) if leaf in kept else 0
-        for leaf, deep in enumerate(slab_rows)
-    ]

@@ -31,6 +31,7 @@ class TextLinesSource(Source):
     """
 
     owned_rows = True
+    thread_safe = True
 
     def __init__(self, paths: Paths, *, index: Path | None = None) -> None:
         self.paths = expand_local(paths, "text")
@@ -64,6 +65,8 @@ class TextLinesSource(Source):
             spans = zip(places.tolist(), begins.tolist(), ends[lines].tolist(), strict=True)
             for place, begin, end in spans:
                 line = data[begin:end]
+                if not 0 <= begin <= end <= len(data) or b"\n" in line:
+                    raise self._out_of_date(file)
                 if line.endswith(b"\r") and end < len(data):
                     line = line[:-1]
                 if begin == 0 and line.startswith(_BYTE_ORDER_MARK):
