@@ -1,0 +1,34 @@
+"""A run that saves after every batch, to be killed: child.py CASE FOLDER.
+
+It writes what was delivered beside the states: a line for each batch, before the state of it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from tests.attack.pipelines import Built, Case
+from tests.attack.subject import Counts, Subject
+
+
+def main() -> None:
+    case, folder = eval(sys.argv[1], {"Case": Case}), Path(sys.argv[2])
+    (folder / "data").mkdir(exist_ok=True)
+    it = Subject(Built(case, folder / "data"), folder, Counts())
+    if (folder / "states").is_dir() and any((folder / "states").glob("*.json")):
+        it.loader.restore(folder / "states")
+        state = it.loader.get_state()
+        it.run, it.step = it.run.resumed(state), state["step"]
+    while it.built.in_reach(it.run, it.step):
+        start, stop = it.run.span(it.step)
+        it.take(1)
+        with (folder / "delivered").open("a") as log:
+            log.write(f"{start} {stop}\n")
+        it.loader.save(folder / "states")
+        os.write(1, b".")
+    it.close()
+    os.write(1, b"done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Random pipelines under random moves and faults, against an oracle: see README.md beside this."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.attack.attack import attack, deadline, failure, quiet
+from tests.attack.cases import random_case
+from tests.attack.hosts import change_hosts
+from tests.attack.kills import kill_and_resume
+from tests.attack.oracle import Violation
+from tests.attack.pipelines import Case
+from tests.attack.shrink import program, shrunk
+from tests.attack.streams import random_stream, run_stream
+from tests.attack.subject import Counts
+from tests.attack.sweep import sweep
+
+ROOT = Path(__file__).parent.parent.parent
+SHRINK_S = 60.0
+SWEPT = {"arrays", "plain", "gathering", "gaps", "windows", "mapped", "mixture"}
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    given = request.config.getoption("--attack-seed")
+    return random.SystemRandom().randrange(2**32) if given is None else int(str(given))
+
+
+@pytest.fixture
+def seconds(full: bool) -> float:
+    """Of each part of the attack, of which three run side by side."""
+    return 25 * 60.0 if full else 15.0
+
+
+def report(found: tuple[Case, Violation] | None, seed: int, counts: Counts) -> None:
+    """Print what was done; of a failure, the smallest program that fails too."""
+    print(f"attack with seed {seed}: {counts}")
+    if found is None:
+        return
+    case, violation = found
+    small = shrunk(case, lambda one: failure(one, 10.0) is not None, SHRINK_S)
+    print(f"{violation}\n\nThis fails alone:\n\n{program(small)}\n")
+    raise violation
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_no_move_or_fault_changes_a_batch(half: int, seed: int, seconds: float):
+    counts = Counts()
+    report(attack(seed * 2 + half, seconds, counts), seed, counts)
+
+
+def test_an_interrupt_at_any_line_loses_and_repeats_nothing(seed: int, seconds: float, full: bool):
+    numbers, counts = random.Random(seed), Counts()
+    end = time.monotonic() + seconds
+    found = None
+    with quiet():
+        while found is None and (left := end - time.monotonic()) > 0:
+            case = random_case(numbers.randrange(2**48))
+            if case.source not in SWEPT:
+                continue
+            with deadline(left + 60):
+                found = sweep(case, counts, left, numbers, every=1 if full else 7)
+    report(found, seed, counts)
+
+
+def test_a_stream_under_interrupts_loses_and_repeats_nothing(seed: int, seconds: float):
+    numbers, counts = random.Random(seed), Counts()
+    end = time.monotonic() + seconds / 3
+    with quiet():
+        while time.monotonic() < end:
+            case = random_stream(numbers)
+            try:
+                with deadline(30):
+                    run_stream(case, counts)
+            except BaseException:
+                print(f"seed {seed}: from tests.attack.streams import *; run_stream({case})")
+                raise
+    print(f"attack with seed {seed}: {counts}")
+
+
+def test_a_killed_process_resumes_elsewhere(seed: int, full: bool, tmp_path: Path):
+    numbers, counts = random.Random(seed), Counts()
+    print(f"seed {seed}")
+    for number in range(50 if full else 1):
+        (tmp_path / str(number)).mkdir()
+        kill_and_resume(numbers, tmp_path / str(number), counts)
+    print(f"attack with seed {seed}: {counts}")
+
+
+def test_a_job_goes_on_with_another_number_of_processes(seed: int, full: bool, tmp_path: Path):
+    if not full:
+        pytest.skip("with --full only: tests/faults has some in every run")
+    numbers, counts = random.Random(seed), Counts()
+    print(f"seed {seed}")
+    for number in range(10):
+        (tmp_path / str(number)).mkdir()
+        change_hosts(numbers, tmp_path / str(number), counts)
+
+
+def test_the_oracle_imports_nothing_of_ours():
+    script = (
+        "import sys, tests.attack.oracle, tests.attack.plain_operators\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('loader', 'operators', 'gristmill')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "[]"
+
+
+def test_the_line_that_delivers_is_where_the_harness_looks_for_it():
+    # Interrupts are injected at every line but this one: in `next`, after the step has moved.
+    for path in ("loader/data_loader.py", "loader/runtime/device_prefetcher.py"):
+        lines = [line.strip() for line in (ROOT / path).read_text().splitlines()]
+        assert lines.count("return batch") >= 1, path
+
+
+def test_a_case_that_fails_is_found_and_becomes_small(monkeypatch: pytest.MonkeyPatch):
+    from loader.order.plan import Plan
+
+    span = Plan.span
+
+    def off_by_one(plan: Plan, step: int) -> tuple[int, int]:
+        start, stop = span(plan, step)
+        return start, stop - (stop % plan.num_records == 0 and stop - start > 1)
+
+    monkeypatch.setattr(Plan, "span", off_by_one)
+    found = attack(0, 20, Counts())
+    assert found is not None
+    small = shrunk(found[0], lambda one: failure(one, 10.0) is not None, 20)
+    assert len(small.moves) <= 2
+    assert "run(case)" in program(small)
