@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -239,7 +240,7 @@ def _train(options: argparse.Namespace) -> Shown:
                 f"there is a run in {folder} already: go on with --resume {folder}, or name "
                 "another folder with --into"
             )
-        config = read_config(options.config, ALL_KINDS, changes)
+        config = read_config(options.config, ALL_KINDS, changes, options.trust)
         refuse_unfit_task(config)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of one that took no step
         folder.mkdir(parents=True, exist_ok=True)
@@ -248,8 +249,14 @@ def _train(options: argparse.Namespace) -> Shown:
     folder = options.resume.absolute()
     started = _started(folder)
     started["changes"] += changes
-    with contextlib.chdir(started["folder"]):  # paths in the configuration are as they were
-        config = read_config(folder / "config.toml", ALL_KINDS, started["changes"])
+    place = os.path.realpath(started["folder"])
+    if place not in (os.getcwd(), *map(os.path.realpath, options.trust)):
+        raise ValueError(
+            f"the run was started in {place}, and its paths and modules are found there: go on "
+            f"from that folder; or, if you trust what is in it, give --trust {place}"
+        )
+    with contextlib.chdir(place):  # paths in the configuration are as they were
+        config = read_config(folder / "config.toml", ALL_KINDS, started["changes"], options.trust)
         return _run(options, config, folder, started)
 
 

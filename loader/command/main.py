@@ -20,11 +20,11 @@ from rich.console import Console
 import operators
 from loader.command import check, state
 from loader.command.bench.verdict import bench
-from loader.command.config.calls import imported, working_folder_importable
 from loader.command.config.config import read_config
 from loader.command.config.kinds import KINDS
 from loader.command.config.problems import ConfigError, Problem, one_line
 from loader.command.config.sections import TASKS
+from loader.command.config.trust import imported, working_folder_importable
 from loader.command.peek.peek import peek
 from loader.state.finding import read_state
 
@@ -75,13 +75,13 @@ def run(options: argparse.Namespace, program: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> Shown:
-    config = read_config(options.config, ALL_KINDS, options.set)
+    config = read_config(options.config, ALL_KINDS, options.set, options.trust)
     facts = check.check(config)
     return facts, lambda console: check.show(facts, config, console)
 
 
 def _peek(options: argparse.Namespace) -> Shown:
-    config = read_config(options.config, ALL_KINDS, options.set)
+    config = read_config(options.config, ALL_KINDS, options.set, options.trust)
     picture = options.picture or Path(f"{options.config.stem}-step-{options.step}.png")
     tokenizers = [p.tokenizer for p in config.parts if isinstance(p, operators.Tokenize)]
     decode = tokenizers[0].decode if tokenizers else None
@@ -97,7 +97,7 @@ def _bench(options: argparse.Namespace) -> Shown:
         step = imported(options.step)
         if not callable(step):
             raise ValueError(f"--step {options.step} is {step!r}, which cannot be called")
-    config = read_config(options.config, ALL_KINDS, options.set)
+    config = read_config(options.config, ALL_KINDS, options.set, options.trust)
     verdict = bench(config.loader, seconds=options.seconds, step=step)
     return verdict.to_json(), verdict.show
 
@@ -128,6 +128,8 @@ def add_common(parser: argparse.ArgumentParser, *, changes: bool) -> None:
     if changes:
         words = "another value for a key of the configuration, such as loader.batch_size=32"
         parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=words)
+        words = "a module, or module:name, from outside the working folder that the file may use"
+        parser.add_argument("--trust", action="append", default=[], metavar="NAME", help=words)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,12 +1,14 @@
 """From the bytes of an image file to its pixels."""
 
 import dataclasses
+import struct
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
 
 from loader.records.errors import RowError
+from loader.records.integers import checked_int
 from loader.records.optional import optional
 from loader.records.spec import Spec, is_text, leaf_spec
 from loader.records.stacking import ragged_leaf
@@ -14,12 +16,15 @@ from loader.transforms.operator_module import OperatorModule, OperatorOptions
 from operators.images.image_spec import two_sizes
 from operators.leaves import get, name_of, put
 
+_MOST_PIXELS = 100_000_000  # of one image: 300 MB in colour
+
 
 @dataclasses.dataclass(frozen=True)
 class _Decode:
     name: str
     channels: int
     size: tuple[int, int] | None
+    most_pixels: int | None = None
     row_wise = True
     rows_at_once = 8  # whole images are large: crop some before the next are decoded
 
@@ -47,6 +52,14 @@ class _Decode:
             raise RowError(
                 row, f"leaf {self.name!r} is a {type(data).__name__}, not the bytes of an image"
             )
+        height, width = _stored_size(data)
+        most = self.most_pixels or _MOST_PIXELS
+        if height * width > most:  # before memory is taken: a few bytes can ask for gigabytes
+            raise RowError(
+                row,
+                f"leaf {self.name!r} is an image of {height} x {width} pixels, which is more than "
+                f"{most:,}: leave it out, or give DecodeImage(most_pixels={height * width})",
+            )
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
         if image is None:
             raise RowError(
@@ -64,11 +77,29 @@ class _Decode:
         return put(spec, self.name, leaf_spec(shape, np.dtype(np.uint8)))
 
 
+def _stored_size(data: bytes) -> tuple[int, int]:
+    """Height and width as the header of a JPEG or PNG file says; (0, 0) if it does not say."""
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
+        width, height = struct.unpack_from(">II", data, 16)
+        return height, width
+    place = 2 if data[:2] == b"\xff\xd8" else len(data)
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame header
+            return struct.unpack_from(">HH", data, place + 5)
+        if marker in (0x01, 0xFF) or 0xD0 <= marker <= 0xD7:  # these have no length
+            place += 1 if marker == 0xFF else 2
+        else:
+            place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return 0, 0
+
+
 class DecodeImage(OperatorModule):
     """JPEG or PNG bytes to uint8 pixels (height, width, channels), by OpenCV, without the GIL.
 
     Images may differ in size: put `Resize` or a crop after it. With `size=(height, width)` all
-    must have that size, and nothing needs to follow. Colours are red, green, blue.
+    must have that size, and nothing needs to follow. Colours are red, green, blue. An image of more
+    than `most_pixels` (100 million if not given) is refused before it is decoded.
     """
 
     def __init__(
@@ -77,10 +108,12 @@ class DecodeImage(OperatorModule):
         *,
         channels: int = 3,
         size: Sequence[int] | None = None,
+        most_pixels: int | None = None,
         **options: Unpack[OperatorOptions],
     ) -> None:
         optional("cv2", "DecodeImage", "images")  # missing, it is said now
         if channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (colours), got {channels!r}")
         height_width = None if size is None else two_sizes(size)
-        super().__init__(_Decode(name_of(leaf), channels, height_width), **options)
+        most = None if most_pixels is None else checked_int("most_pixels", most_pixels, 1)
+        super().__init__(_Decode(name_of(leaf), channels, height_width, most), **options)

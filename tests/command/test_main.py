@@ -68,6 +68,7 @@ def swift(rows):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("planted_delays", None)  # of another folder
     np.save("images.npy", np.arange(50 * 64, dtype=np.int32).reshape(50, 8, 8, 1).astype(np.uint8))
     np.save("labels.npy", np.arange(50, dtype=np.int32) % 10)
     (tmp_path / "digits.toml").write_text(DIGITS)

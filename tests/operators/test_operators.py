@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pickle
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -744,6 +745,7 @@ def test_operators_that_do_not_fit_the_records_are_refused_at_once(
 
 def test_bad_arguments_are_refused():
     for make, message in (
+        (lambda: DecodeImage(most_pixels=0), "most_pixels must be an int of at least 1, got 0"),
         (lambda: DecodeImage(channels=4), r"channels must be 1 \(grey\) or 3"),
         (lambda: DecodeImage(on="device"), "DecodeImage runs on host, got on='device'"),
         (lambda: MixUp(num_classes=3, on="host"), "MixUp runs on device"),
@@ -798,6 +800,36 @@ def test_a_jpeg_that_is_cut_off_is_refused_wherever_it_ends():
     for size in (len(jpeg) - 1, len(jpeg) - 100, 30):
         with pytest.raises(RowError, match="no whole JPEG or PNG"):
             decode({"x": np.array([jpeg[:size]], object)})
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+@pytest.mark.parametrize("shape", [(60_000, 50_000), (3, 65_000)])
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
+    suffix: str, shape: tuple[int, int]
+):
+    data = bytearray(cv2.imencode(suffix, np.zeros((3, 5, 3), np.uint8))[1].tobytes())
+    height, width = shape  # a forged header: to decode it would take gigabytes
+    if suffix == ".png":
+        data[16:24] = struct.pack(">II", width, height)
+    else:
+        frame = data.index(b"\xff\xc0")
+        data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    rows = {"x": np.array([bytes(data)], object)}
+    most = 100_000 if height == 3 else None
+    words = (
+        f"an image of {height} x {width} pixels.*{most or 10**8:,}.*most_pixels={height * width}"
+    )
+    with pytest.raises(RowError, match=words):
+        DecodeImage("x", most_pixels=most)(rows)
+
+
+def test_an_image_that_is_as_large_as_allowed_is_decoded():
+    for suffix in (".jpg", ".png"):
+        data = cv2.imencode(suffix, np.zeros((3, 5, 3), np.uint8))[1].tobytes()
+        rows = {"x": np.array([data], object)}
+        assert DecodeImage("x", most_pixels=15)(rows)["x"][0].shape == (3, 5, 3)
+        with pytest.raises(RowError, match="3 x 5 pixels, which is more than 14"):
+            DecodeImage("x", most_pixels=14)(rows)
 
 
 def test_colours_come_in_the_order_red_green_blue():

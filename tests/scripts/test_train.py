@@ -59,6 +59,7 @@ X = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("noise", None)  # of another folder
     np.save("x.npy", X)
     np.save("y.npy", X @ np.arange(6, dtype=np.float32))
     (tmp_path / "noise.py").write_text(NOISE)
@@ -199,6 +200,21 @@ def test_a_run_that_could_not_begin_is_none(folder: Path, capsys: pytest.Capture
     (folder / "noise.py").write_text(NOISE)
     sys.modules.pop("noise", None)
     assert main(["some.toml", "--into", "out"]) == 0
+
+
+def test_a_run_of_another_folder_goes_on_only_if_that_is_trusted(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    assert main(["some.toml", "--into", "out", "--set", "loader.steps=5"]) == 0
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    sys.modules.pop("noise", None)
+    assert main(["--resume", "../out", "--set", "loader.steps=9"]) == 2
+    assert f"if you trust what is in it, give --trust {folder}" in capsys.readouterr().err
+    assert "noise" not in sys.modules
+    trust = ("--trust", str(folder))
+    assert main(["--resume", "../out", "--set", "loader.steps=9", *trust]) == 0
+    assert Path.cwd() == folder / "elsewhere"
 
 
 def test_only_one_process_runs_in_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -4,26 +4,24 @@ What a table may hold is read off the signature of what it names. Every mistake 
 line, and reading goes on. A value that could not be made is `MISSING`.
 
     kind = "Shuffle"               a kind that is known by name
-    kind = "my_package.data:make"  anything else that can be imported and called
+    kind = "my_module:make"        anything else that can be called; `trust.py` says from where
     parse = { kind = "Msgpack" }   an argument that is made by a call itself
-    fn = { ref = "my_package.data:normalised" }  a function, as it is
+    fn = { ref = "my_module:normalised" }  a function, as it is
 """
 
-import contextlib
 import inspect
-import pkgutil
 import re
-import sys
 import sysconfig
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
 
 from loader.command.config.problems import Problem, did_you_mean, listed, one_line
 from loader.command.config.toml import Document, Path
+from loader.command.config.trust import imported, refuse_untrusted
 
 MISSING: Any = object()
 # What a text in a file cannot be: these arguments are for programs.
@@ -34,8 +32,14 @@ _IN_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "tru
 class Reader:
     """Makes what the tables of a document describe, and notes what is wrong with them."""
 
-    def __init__(self, document: Document, kinds: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        document: Document,
+        kinds: Mapping[str, Callable[..., Any]],
+        trusted: Iterable[str] = (),
+    ) -> None:
         self.document = document
+        self.trusted = tuple(trusted)
         self.problems: list[Problem] = []
         self.parts: list[Any] = []  # whatever was made by a table with a kind
         self.kinds = kinds
@@ -116,7 +120,7 @@ class Reader:
         if not isinstance(value, dict):
             return value
         if set(value) == {"ref"}:
-            return self.attempt((*path, "ref"), lambda: imported(value["ref"]))
+            return self.attempt((*path, "ref"), lambda: self._imported(value["ref"]))
         if "kind" in value:
             return self.made(path, value)
         return {key: self.value((*path, key), item) for key, item in value.items()}
@@ -139,7 +143,7 @@ class Reader:
 
     def _target(self, path: Path, kind: str) -> Any:
         if ":" in kind:
-            target = self.attempt(path, lambda: imported(kind))
+            target = self.attempt(path, lambda: self._imported(kind))
             if target is MISSING or callable(target):
                 return target
             return self.note(path, f"{kind!r} is {target!r}, which cannot be called")
@@ -149,6 +153,10 @@ class Reader:
         hint = did_you_mean(kind, self.kinds) or others
         return self.note(path, f"there is no kind {kind!r}{hint}")
 
+    def _imported(self, reference: Any) -> Any:
+        refuse_untrusted(reference, self.trusted)
+        return imported(reference)
+
     def _check_type(self, path: Path, value: Any, annotation: Any, label: str) -> None:
         wanted = _wanted(annotation)
         if value is MISSING or not wanted or any(_fits(value, one) for one in wanted):
@@ -157,27 +165,6 @@ class Reader:
         texts = [one for one in wanted if isinstance(one, str)]
         hint = did_you_mean(value, texts) if isinstance(value, str) else ""
         self.note(path, f"{path[-1]!r} of {label} must be {listed(words)}, got {value!r}{hint}")
-
-
-@contextlib.contextmanager
-def working_folder_importable() -> Iterator[None]:
-    """While this lasts, modules in the working folder are found, as `python -m` finds them."""
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path.remove("")
-
-
-def imported(text: Any) -> Any:
-    """What `module:name` names; the module may be in the working folder."""
-    if not isinstance(text, str) or not re.fullmatch(r"[^:]+:[^:]+", text):
-        raise ValueError(f"a reference is 'module:name', got {text!r}")
-    try:
-        with working_folder_importable():
-            return pkgutil.resolve_name(text)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        raise ValueError(f"cannot find {text!r}: {one_line(error)}") from error
 
 
 def expanded(text: str) -> str:

@@ -41,14 +41,22 @@ class Config:
     parts: tuple[Any, ...]  # all that was made of tables with a kind
 
 
-def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[str] = ()) -> Config:
-    """The configuration in a file; `ConfigError` names everything that is wrong with it."""
+def read_config(
+    path: str | os.PathLike[str],
+    kinds: Kinds,
+    changes: Iterable[str] = (),
+    trusted: Iterable[str] = (),
+) -> Config:
+    """The configuration in a file; `ConfigError` names everything that is wrong with it.
+
+    `trusted` are names from elsewhere that it may use (`trust.py`).
+    """
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(os.fspath(path), [Problem(None, f"cannot read it: {reason}")]) from error
-    reader = Reader(read_toml(text, os.fspath(path)).changed(changes), kinds)
+    reader = Reader(read_toml(text, os.fspath(path)).changed(changes), kinds, trusted)
     _refuse_sections(reader)
     tree = reader.document.tree
     mesh = read_mesh(reader)

@@ -26,8 +26,10 @@ class RecordFiles:
 
     def __init__(self, paths: Sequence[str]) -> None:
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+            versions = list(pool.map(_version, paths))  # before the records are counted
             counts, groups = zip(*pool.map(_count, paths), strict=True)
         self.__setstate__((list(paths), list(itertools.accumulate(counts))))
+        self._versions = versions
         largest = max(groups)
         if largest > 1:
             path = paths[groups.index(largest)]
@@ -46,6 +48,8 @@ class RecordFiles:
         self.paths, self._ends = state
         self.firsts = np.array([0, *self._ends[:-1]])
         self._readers: list[Any] = [None] * len(self.paths)
+        # In another process the files may be copies, with other times: the counts are compared.
+        self._versions: list[Any] = [None] * len(self.paths)
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def __len__(self) -> int:
@@ -83,8 +87,18 @@ class RecordFiles:
 
     def _reader(self, file: int) -> Any:
         if self._readers[file] is None:  # if two threads open it at once, one reader is dropped
-            self._readers[file] = _open(self.paths[file])
+            self._readers[file] = self._opened(file)
         return self._readers[file]
+
+    def _opened(self, file: int) -> Any:
+        path, version = self.paths[file], self._versions[file]
+        reader, wanted = _open(path), self._ends[file] - int(self.firsts[file])
+        if reader.num_records() != wanted or version not in (None, _version(path)):
+            raise ValueError(
+                f"{path} is not the file of {wanted} records that was there when the source was "
+                "made: make the source again"
+            )
+        return reader
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None or self._pool[0] != os.getpid():  # a fork has none of its threads
@@ -105,6 +119,14 @@ def _count(path: str) -> tuple[int, int]:
         ) from error
     group = re.search(r"group_size:(\d+)", options or "")
     return count, int(group[1]) if group else 1
+
+
+def _version(path: str) -> tuple[int, int, int] | None:
+    """What tells a file from another one of its name; None where only the storage knows."""
+    if "://" in path:
+        return None
+    stat = os.stat(path)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _open(path: str) -> Any:

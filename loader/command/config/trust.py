@@ -1,0 +1,86 @@
+"""What a configuration may name: a file must not run code that its reader has not chosen.
+
+`module:name` is imported and called, so a name is code. A configuration may name what `loader` and
+`operators` export, and what a module of the working folder defines. Anything else must be
+named with `--trust` on the command line, as `module:name` or as the module: never in the file.
+"""
+
+import contextlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import loader
+import operators
+from loader.command.config.problems import one_line
+
+
+def imported(reference: Any) -> Any:
+    """What `module:name` names; the module may be in the working folder."""
+    _module_of(reference)
+    try:
+        with working_folder_importable():
+            return pkgutil.resolve_name(reference)
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise ValueError(f"cannot find {reference!r}: {one_line(error)}") from error
+
+
+def refuse_untrusted(reference: Any, trusted: Iterable[str]) -> None:
+    """Raise `ValueError` if a configuration may not name this."""
+    module = _module_of(reference)
+    if any(reference == one or f"{module}.".startswith(f"{one}.") for one in trusted):
+        return
+    ours = [f"{package.__name__}:{n}" for package in (loader, operators) for n in package.__all__]
+    if reference in ours or (_is_here(module) and _is_its_own(reference, module)):
+        return
+    raise ValueError(
+        f"{reference!r} is not a name of loader, of operators or of a module in the working "
+        f"folder, and to use it may run any code: if you trust it, give --trust {reference}"
+    )
+
+
+@contextlib.contextmanager
+def working_folder_importable() -> Iterator[None]:
+    """While this lasts, modules in the working folder are found, as `python -m` finds them."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
+
+
+def _module_of(reference: Any) -> str:
+    if not isinstance(reference, str) or not re.fullmatch(r"[^:]+:[^:]+", reference):
+        raise ValueError(f"a reference is 'module:name', got {reference!r}")
+    return reference.partition(":")[0]
+
+
+def _is_here(module: str) -> bool:
+    """Whether Python would find this module in the working folder, and not somewhere else."""
+    try:
+        with working_folder_importable():
+            spec = importlib.util.find_spec(module.partition(".")[0])
+    except ValueError:  # a module that does not say where it is from
+        return False
+    if spec is None:
+        return True  # there is none: that is what the import will say
+    places = list(spec.submodule_search_locations or [spec.origin or ""])
+    return all(os.path.dirname(place) == os.getcwd() for place in places)
+
+
+def _is_its_own(reference: str, module: str) -> bool:
+    """Whether a module of the working folder defines this, and has not imported it itself."""
+    named = imported(reference)
+    on_the_way: Any = sys.modules[module]
+    for part in reference.partition(":")[2].split("."):
+        on_the_way = getattr(on_the_way, part)
+        if inspect.ismodule(on_the_way):
+            return False
+    if inspect.isroutine(named) or inspect.isclass(named):
+        return _is_here(str(named.__module__))
+    return True  # a value that it has made
