@@ -21,12 +21,14 @@ from tests.attack.cases import random_case
 from tests.attack.moves import MOVES, overwrite
 from tests.attack.oracle import Violation
 from tests.attack.pipelines import Built, Case
+from tests.attack.streams import random_stream, run_stream
 from tests.attack.subject import Counts, Subject
-from tests.attack.sweep import AT_LINE, at_line
+from tests.attack.sweep import AT_LINE, at_line, sweep
 
 DEADLINE_S = 30.0
 _THREADS_END_S = 10.0
 _LAST_BATCHES = 25
+_SWEPT = {"arrays", "plain", "gathering", "gaps", "windows", "mapped", "mixture"}
 
 
 class Hung(BaseException):
@@ -168,3 +170,32 @@ def attack(seed: int, seconds: float, counts: Counts) -> tuple[Case, Violation] 
             except Violation as violation:
                 return case, violation
     return None
+
+
+def attack_at_lines(
+    seed: int, seconds: float, counts: Counts, every: int
+) -> tuple[Case, Violation] | None:
+    """Interrupts at every line, or each `every`-th, of every method of random pipelines."""
+    end = time.monotonic() + seconds
+    numbers, found = random.Random(seed), None
+    with quiet():
+        while found is None and (left := end - time.monotonic()) > 0:
+            case = random_case(numbers.randrange(2**48))
+            if case.source in _SWEPT:
+                with deadline(left + 60):
+                    found = sweep(case, counts, left, numbers, every)
+    return found
+
+
+def attack_streams(seed: int, seconds: float, counts: Counts) -> None:
+    """Random streams until the time is up; raises what is wrong with one."""
+    end, numbers = time.monotonic() + seconds, random.Random(seed)
+    with quiet():
+        while time.monotonic() < end:
+            case = random_stream(numbers)
+            try:
+                with deadline(DEADLINE_S):
+                    run_stream(case, counts)
+            except BaseException:
+                print(f"seed {seed}: from tests.attack.streams import *; run_stream({case})")
+                raise

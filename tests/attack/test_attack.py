@@ -4,25 +4,20 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.attack.attack import attack, deadline, failure, quiet
-from tests.attack.cases import random_case
+from tests.attack.attack import attack, attack_at_lines, attack_streams, failure
 from tests.attack.hosts import change_hosts
 from tests.attack.kills import kill_and_resume
 from tests.attack.oracle import Violation
 from tests.attack.pipelines import Case
 from tests.attack.shrink import program, shrunk
-from tests.attack.streams import random_stream, run_stream
 from tests.attack.subject import Counts
-from tests.attack.sweep import sweep
 
 ROOT = Path(__file__).parent.parent.parent
 SHRINK_S = 60.0
-SWEPT = {"arrays", "plain", "gathering", "gaps", "windows", "mapped", "mixture"}
 
 
 @pytest.fixture
@@ -55,31 +50,13 @@ def test_no_move_or_fault_changes_a_batch(half: int, seed: int, seconds: float):
 
 
 def test_an_interrupt_at_any_line_loses_and_repeats_nothing(seed: int, seconds: float, full: bool):
-    numbers, counts = random.Random(seed), Counts()
-    end = time.monotonic() + seconds
-    found = None
-    with quiet():
-        while found is None and (left := end - time.monotonic()) > 0:
-            case = random_case(numbers.randrange(2**48))
-            if case.source not in SWEPT:
-                continue
-            with deadline(left + 60):
-                found = sweep(case, counts, left, numbers, every=1 if full else 7)
-    report(found, seed, counts)
+    counts = Counts()
+    report(attack_at_lines(seed, seconds, counts, every=1 if full else 7), seed, counts)
 
 
 def test_a_stream_under_interrupts_loses_and_repeats_nothing(seed: int, seconds: float):
-    numbers, counts = random.Random(seed), Counts()
-    end = time.monotonic() + seconds / 3
-    with quiet():
-        while time.monotonic() < end:
-            case = random_stream(numbers)
-            try:
-                with deadline(30):
-                    run_stream(case, counts)
-            except BaseException:
-                print(f"seed {seed}: from tests.attack.streams import *; run_stream({case})")
-                raise
+    counts = Counts()
+    attack_streams(seed, seconds / 3, counts)
     print(f"attack with seed {seed}: {counts}")
 
 
