@@ -43,11 +43,16 @@ def kill_and_resume(numbers: random.Random, folder: Path, counts: Counts) -> Non
     child = _start(resumed, folder)
     said, errors = child.communicate(timeout=60)
     require(said.endswith(b"done"), f"{resumed} does not resume: {errors.decode()[-2000:]}")
-    spans = [line.split() for line in (folder / "delivered").read_text().splitlines()]
-    due = 0
-    for start, stop in ((int(a), int(b)) for a, b in spans):
-        # A batch may come twice if its state was not saved when the process was killed.
-        require(start <= due <= stop, f"{case}, killed: positions {start} to {stop} at {due}")
+    due = before = 0
+    for line in (folder / "delivered").read_text().splitlines():
+        words = line.split()
+        if words[0] == "restored":
+            # A batch comes again if its state was not saved when the process was killed.
+            due, at = int(words[1]), due
+            require(due in (before, at), f"{case}, killed at {at}: goes on at {due}")
+            continue
+        before, stop = int(words[0]), int(words[1])
+        require(before == due, f"{case}, killed: positions {before} to {stop} at {due}")
         due = stop
     whole = due % 2 == 0 and due >= 2 * case.count
     require(whole, f"{case}, killed and resumed, came to position {due}")

@@ -282,6 +282,7 @@ def start(it: Subject, numbers: Numbers) -> Moved:
 
 
 def stats(it: Subject, numbers: Numbers) -> Moved:
+    it.begin()  # a loader that has ended starts again, at another step
     before, step = it.loader.stats(), it.step
     it.take(2)
     if it.step > step:
