@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 from flax import nnx
 
-from loader.modules.state_tree import matched, value_of
-from loader.modules.variables import IterationCount
+from loader.modules.variables import IterationCount, matched, value_of
 from loader.records.digest import content_key
 from loader.records.stacking import copied
 
@@ -76,6 +75,7 @@ class LoaderModule(nnx.Module):
         self._computed_stats: nnx.Variable[Any] = nnx.Variable(None)
         self._applied_count = IterationCount(np.zeros((), np.int64))
         self._skipped_count = IterationCount(np.zeros((), np.int64))
+        self._check_rngs()
 
     # Counters
 
@@ -167,6 +167,7 @@ class LoaderModule(nnx.Module):
             new.rngs = rngs
         if name is not None:
             new.name = name
+        new._check_rngs()
         return new
 
     def clone(self) -> Self:
@@ -205,6 +206,9 @@ class LoaderModule(nnx.Module):
         nnx.update(self, nnx.State(restored))
 
     # Randomness
+
+    def _check_rngs(self) -> None:
+        """Raise `ValueError` if a new or copied module was not given the rngs that it needs."""
 
     def requires_rng_streams(self) -> list[str] | None:
         """Names of the random streams this module draws from, or None."""
