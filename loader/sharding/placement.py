@@ -18,8 +18,10 @@ from loader.records.integers import Int64s
 from loader.records.jax_settings import default_device, transfers_are_guarded
 from loader.records.narrowing import device_dtype, narrowed, on_host, survives, unplaceable
 from loader.records.spec import Spec, named_leaves
-from loader.sharding.explain import table_of
 from loader.sharding.leaf_placement import LeafPlacement
+
+# Of the table that `loader.explain()` prints.
+_HEADER = ["leaf", "shape", "dtype", "spec", "on a device", "rows read here", "bytes a step"]
 
 
 class Placement(Protocol):
@@ -135,7 +137,13 @@ class BatchPlacement:
         return RowError(row if self.rows is None else int(self.rows[row]), message)
 
     def table(self) -> str:
-        return table_of(self._host_spec, self.spec, self.rows, int(np.prod(self._rows_shape)))
+        pairs = zip(named_leaves(self._host_spec), jax.tree.leaves(self.spec), strict=True)
+        read = _ranges(self.rows, int(np.prod(self._rows_shape)))
+        lines = [_HEADER, *(_line(name, host, placed, read) for (name, host), placed in pairs)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+        lines.insert(1, ["-" * width for width in widths])
+        padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join("  ".join(line).rstrip() for line in padded)
 
     def _needed_columns(self) -> Int64s | None:
         """Along the row axis: the union of what the devices of this process hold of any leaf."""
@@ -169,3 +177,28 @@ class BatchPlacement:
         start, stop, _ = index[axis].indices(self._rows_shape[-1])
         first = int(np.searchsorted(self._columns, start))
         return (*index[:axis], slice(first, first + stop - start), *index[axis + 1 :])
+
+
+def _line(name: str, host: Any, placed: Any, read: str) -> list[str]:
+    sharding = placed.sharding
+    narrowing = "" if host.dtype == placed.dtype else f"{host.dtype} -> "
+    on_device = sharding.shard_shape(placed.shape) if sharding else placed.shape
+    size = np.dtype(placed.dtype).itemsize if isinstance(placed.dtype, np.dtype) else 8
+    return [
+        name,
+        str(placed.shape),
+        f"{narrowing}{placed.dtype}",
+        str(sharding.spec) if sharding else "default device",
+        str(on_device),
+        read,
+        f"{int(np.prod(placed.shape)) * size:,}",
+    ]
+
+
+def _ranges(rows: Int64s | None, count: int) -> str:
+    """Row numbers as people write them: `0-3, 8-11`."""
+    if rows is None:
+        return f"all {count}"
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    texts = [f"{run[0]}-{run[-1]}" if run.size > 1 else str(run[0]) for run in runs]
+    return ", ".join(texts if len(texts) <= 4 else [*texts[:3], f"... ({rows.size} in all)"])
