@@ -1,4 +1,4 @@
-"""A module that iterates and can say where it is."""
+"""The base of loaders."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar

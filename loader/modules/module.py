@@ -94,7 +94,6 @@ class LoaderModule(nnx.Module):
         }
 
     def reset_operation_stats(self) -> None:
-        """Set both counters to zero."""
         self._applied_count.set_value(np.zeros((), np.int64))
         self._skipped_count.set_value(np.zeros((), np.int64))
 
