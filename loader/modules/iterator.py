@@ -5,8 +5,7 @@ from typing import Generic, TypeVar
 
 from flax import nnx
 
-from loader.modules.module import LoaderModule, LoaderModuleConfig
-from loader.modules.variables import Mirror
+from loader.modules.module import LoaderModule, LoaderModuleConfig, Mirror
 
 T_co = TypeVar("T_co", covariant=True)
 
