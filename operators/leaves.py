@@ -36,7 +36,6 @@ def frozen(value: Any, dtype: Any = None) -> np.ndarray:
 
 
 def has(rows: Any, name: str) -> bool:
-    """Whether there is a leaf of this name."""
     return _find(rows, name) is not None
 
 

@@ -3,6 +3,6 @@
 It imports from `records/` and `modules/`.
 """
 
-from loader.batchers.batcher import BatcherModule as BatcherModule
-from loader.batchers.default_batcher import DefaultBatcher as DefaultBatcher
-from loader.batchers.pad_batcher import PadBatcher as PadBatcher
+from loader.batchers.batchers import BatcherModule as BatcherModule
+from loader.batchers.batchers import DefaultBatcher as DefaultBatcher
+from loader.batchers.batchers import PadBatcher as PadBatcher

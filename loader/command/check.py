@@ -66,7 +66,6 @@ def _flow(config: Config) -> dict[str, str]:
 
 
 def show(facts: dict[str, Any], config: Config, console: Console) -> None:
-    """The same for people."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for stage, words in facts["flow"].items():
         table.add_row(Text(stage, "bold"), Text(words))

@@ -50,12 +50,10 @@ def state_in_words(state: State) -> list[tuple[str, str]]:
 
 
 def state_to_json(state: State, file: Path) -> dict[str, Any]:
-    """A state and where it was found, as plain data."""
     return {"file": str(file), "passed_over": list(map(str, passed_over(file))), "state": state}
 
 
 def show_state(state: State, console: Console, file: Path) -> None:
-    """Print a state for a person, and where it was found."""
     newer = [("passed over", f"{other.name}: it cannot be read") for other in passed_over(file)]
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -107,14 +105,12 @@ def restoring_in_words(first: State, second: State) -> str:
 
 
 def diff_to_json(first: State, second: State) -> dict[str, Any]:
-    """The differences as plain data."""
     differences = [dataclasses.asdict(d) for d in diff_states(first, second)]
     changes = needed_changes(first, second)
     return {"differences": differences, "restores": not changes, "allow_changes": changes}
 
 
 def show_diff(first: State, second: State, console: Console) -> None:
-    """Print the differences for a person."""
     differences = diff_states(first, second)
     if not differences:
         console.print("the two states are the same")

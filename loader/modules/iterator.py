@@ -1,12 +1,11 @@
-"""A module that iterates and can say where it is."""
+"""The base of loaders."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from flax import nnx
 
-from loader.modules.module import LoaderModule, LoaderModuleConfig
-from loader.modules.variables import Mirror
+from loader.modules.module import LoaderModule, LoaderModuleConfig, Mirror
 
 T_co = TypeVar("T_co", covariant=True)
 

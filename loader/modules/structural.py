@@ -4,9 +4,7 @@ A `StructuralModule` is deterministic, or says in its config from which random s
 """
 
 import dataclasses
-from typing import Any, Self
-
-from flax import nnx
+from typing import Any
 
 from loader.modules.module import LoaderModule, LoaderModuleConfig
 from loader.records.digest import describe_object
@@ -36,23 +34,6 @@ class StructuralModule(LoaderModule):
     """Base of the modules that arrange data. Calling one is calling its `process`."""
 
     config: StructuralConfig
-
-    def __init__(
-        self, config: StructuralConfig, *, rngs: nnx.Rngs | None = None, name: str | None = None
-    ) -> None:
-        super().__init__(config, rngs=rngs, name=name)
-        self._check_rngs()
-
-    def copy(
-        self,
-        *,
-        config: LoaderModuleConfig | None = None,
-        rngs: nnx.Rngs | None = None,
-        name: str | None = None,
-    ) -> Self:
-        new = super().copy(config=config, rngs=rngs, name=name)
-        new._check_rngs()
-        return new
 
     def _check_rngs(self) -> None:
         if self.config.stochastic and self.rngs is None:

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from loader.order.permutation import distinct
 from loader.records.integers import Int64s
 
 
@@ -26,10 +25,9 @@ def grain_shuffle(epochs: Int64s, offsets: Int64s, num_records: int, seed: int) 
             f"cipher has {bits} bits, one too few), so match_grain=True refuses this length: use "
             "Shuffle(seed), or a source with one record more or fewer"
         )
-    unique, inverse = distinct(epochs)
     out = np.empty_like(offsets)
-    for which, epoch in enumerate(unique.tolist()):
-        chosen = inverse == which if len(unique) > 1 else slice(None)
+    for epoch in np.unique(epochs).tolist():
+        chosen = slice(None) if epochs.size == 1 else epochs == epoch
         keys = _seed_sequence((seed + epoch) % 2**32)
         index = offsets[chosen].astype(np.uint32 if bits <= 32 else np.uint64)
         if num_records < 2**13:

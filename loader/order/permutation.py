@@ -47,16 +47,6 @@ def hashed(seed: int, purpose: str, counters: Int64s, below: int) -> Int64s:
     return (bits % np.uint64(below)).astype(np.int64)
 
 
-def distinct(values: Int64s) -> tuple[Int64s, npt.NDArray[np.intp]]:
-    """`np.unique` with its inverse, without sorting where values are one or already in order."""
-    if values.size == 0 or (values == values[0]).all():
-        return values[:1] if values.size else np.zeros(1, np.int64), np.zeros(values.size, np.intp)
-    steps = np.diff(values)
-    if (steps >= 0).all():
-        return values[np.flatnonzero(np.append(True, steps))], np.cumsum(np.append(0, steps > 0))
-    return np.unique(values, return_inverse=True)
-
-
 def epochs_and_offsets(positions: Int64s, num_records: int) -> tuple[Int64s, Int64s]:
     """The epoch of each position, or one for all of them if that is so, and its place in there."""
     positions = np.asarray(positions, np.int64)
@@ -103,14 +93,12 @@ def permute_by_length(index: Int64s, lengths: Int64s, keys: Keys) -> Int64s:
         ends = [*changes.tolist(), lengths.size]
         chosen = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     else:
-        unique, inverse = distinct(lengths)
-        chosen = [np.flatnonzero(inverse == which) for which in range(unique.size)]
+        chosen = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     out = np.empty_like(index)
     for some in chosen:
         own = keys if keys.shape[1] == 1 else keys[:, some]
         if index[some].size:
-            length = int(lengths[some][0])
-            out[some] = permute(index[some], length, own)
+            out[some] = permute(index[some], int(lengths[some][0]), own)
     return out
 
 

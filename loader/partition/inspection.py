@@ -15,7 +15,12 @@ from loader.records.spec import leaf_name, named_leaves, spec_of
 
 def extract_sharding_structure(pytree: Any) -> Any:
     """The tree with each leaf's `NamedSharding` in its place, None where there is none."""
-    return jax.tree.map(_named_sharding, pytree)
+
+    def named(leaf: Any) -> NamedSharding | None:
+        sharding = getattr(leaf, "sharding", None)
+        return sharding if isinstance(sharding, NamedSharding) else None
+
+    return jax.tree.map(named, pytree)
 
 
 get_shardings_with_structure = extract_sharding_structure
@@ -27,7 +32,7 @@ def extract_shardings(tree: Any, mesh: AnyMesh | None = None) -> Any:
     def extract(leaf: Any) -> NamedSharding | None:
         spec = getattr(leaf, "sharding", None)
         if not isinstance(spec, PartitionSpec):
-            return _named_sharding(leaf)
+            return spec if isinstance(spec, NamedSharding) else None
         on = get_incontext_mesh(raise_error=False) if mesh is None else mesh
         if on.empty:
             raise ValueError(
@@ -78,7 +83,10 @@ def analyze_sharding_strategy(
     n devices hold everything; shards of a spec are always equal.
     """
     on = mesh_or_current(mesh)
-    specs = _specs_by_path(partition_specs)
+    flat, _ = jax.tree_util.tree_flatten_with_path(
+        partition_specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
+    specs = {leaf_name(path): spec for path, spec in flat}
     leaves = named_leaves(pytree)
     if missing := [path for path, _ in leaves if path not in specs]:
         raise ValueError(f"no spec is given for {missing}: there are specs for {list(specs)}")
@@ -99,15 +107,3 @@ def analyze_sharding_strategy(
         "balance_score": whole_bytes / (bytes_per_device * len(devices)) if whole_bytes else 1.0,
         "partition_stats": dict(Counter(str(specs[path]) for path, _ in leaves)),
     }
-
-
-def _named_sharding(leaf: Any) -> NamedSharding | None:
-    sharding = getattr(leaf, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) else None
-
-
-def _specs_by_path(partition_specs: Any) -> dict[str, PartitionSpec]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(
-        partition_specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
-    )
-    return {leaf_name(path): spec for path, spec in flat}

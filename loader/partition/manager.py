@@ -1,6 +1,7 @@
 """Applying a `PartitionAxis` to arrays, and finding the one in force."""
 
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Sequence
 from typing import Any, Self
@@ -11,10 +12,9 @@ from jax.sharding import PartitionSpec
 from loader.partition.applying import apply_spec
 from loader.partition.axes import MODE_DECODE, MODE_TRAIN, NOT_GIVEN, DynamicShardingAxes
 from loader.partition.correction import corrected_spec, refuse_misfit
-from loader.partition.hashing import get_safe_hash_int as get_safe_hash_int
-from loader.partition.hashing import hash_fn as hash_fn
 from loader.partition.mesh import get_incontext_mesh
 from loader.partition.partition_axis import PartitionAxis as PartitionAxis
+from loader.partition.partition_axis import hash_fn as hash_fn
 
 # JAX makes its user contexts part of the key under which jit caches, so that a function compiled
 # under one manager is not reused under another. They belong to a thread.
@@ -144,3 +144,16 @@ def _is_dynamic(axes: Any) -> bool:
     if isinstance(axes, type):
         return issubclass(axes, DynamicShardingAxes)
     return isinstance(axes, tuple) and hasattr(axes, "_fields")
+
+
+def get_safe_hash_int(text: Any, algorithm: str = "md5") -> int:
+    """The digest of the text, as an integer: the same in every process, unlike `hash`."""
+    if algorithm not in hashlib.algorithms_available:
+        raise ValueError(
+            f"Unsupported hash algorithm: {algorithm!r}; there are "
+            f"{sorted(hashlib.algorithms_guaranteed)}"
+        )
+    digest = hashlib.new(algorithm, str(text).encode())
+    # The shake family gives as many bytes as it is asked for.
+    data = digest.digest() if digest.digest_size else digest.digest(32)  # pyright: ignore[reportCallIssue]
+    return int.from_bytes(data, "big")

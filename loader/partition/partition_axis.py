@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec
 
 import loader.partition.axes as ax
 from loader.partition.axes import GENERATION_MODES, NOT_GIVEN, RUNTIME_MODES, AxisType
-from loader.partition.hashing import hash_fn
 
 # What a field that was not given is taken from, in the order in which they are filled in.
 _DERIVED_FROM = {
@@ -30,6 +29,30 @@ _DERIVED_FROM = {
     "decode_kv_head_axis": "kv_head_axis",
     "decode_key_sequence_axis": "key_sequence_axis",
 }
+
+
+def hash_fn(self: Any) -> int:
+    """A hash of an object's dataclass fields, or of its attributes, whatever they hold."""
+    fields = vars(self)
+    if dataclasses.is_dataclass(self):
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare}
+    return hash((type(self).__qualname__, _hashable(fields)))
+
+
+def _hashable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return hash_fn(value)
+    if isinstance(value, Mapping):
+        return frozenset((str(key), _hashable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, set | frozenset):
+        return frozenset(_hashable(item) for item in value)
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
 
 
 @jax.tree_util.register_static

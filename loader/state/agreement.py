@@ -43,7 +43,6 @@ def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: 
     `spec` is that of a batch as the loop sees it: dtypes and shardings decide what each reads.
     """
     leaves = named_leaves(spec)
-    meshes = {_mesh_in_words(leaf.sharding) for _, leaf in leaves}
     agree(
         {
             **fingerprint,
@@ -52,9 +51,10 @@ def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: 
             "the last step": plan.end,
             "the next step": step,
             "jax_enable_x64": x64_enabled(),
-            "a mesh": sorted(meshes),
+            "a mesh": sorted({_mesh_in_words(leaf.sharding) for _, leaf in leaves}),
             **{
-                f"leaf {name!r}": f"{leaf.dtype}{list(leaf.shape)}, {_split(leaf.sharding)}"
+                f"leaf {name!r}": f"{leaf.dtype}{list(leaf.shape)}, "
+                f"{getattr(leaf.sharding, 'spec', leaf.sharding)}"
                 for name, leaf in leaves
             },
         }
@@ -66,10 +66,6 @@ def _mesh_in_words(sharding: Any) -> str:
     if mesh is None:
         return str(sharding)
     return f"{dict(mesh.shape)} of devices {[device.id for device in mesh.devices.flat]}"
-
-
-def _split(sharding: Any) -> str:
-    return str(getattr(sharding, "spec", sharding))
 
 
 def agree(fields: Mapping[str, Any]) -> None:
@@ -88,20 +84,13 @@ def agree(fields: Mapping[str, Any]) -> None:
 
 def verify_batch(batch: Any, timeout_s: float) -> None:
     """Raise `ValueError` if two processes hold the same part of this batch with other bytes."""
-    refuse_unequal_replicas(
-        {
-            f"leaf {name!r} at {shard.index}": content_key(np.asarray(shard.data))
-            for name, leaf in named_leaves(batch)
-            for shard in leaf.addressable_shards
-        },
-        timeout_s,
-    )
-
-
-def refuse_unequal_replicas(digests: Mapping[str, str], timeout_s: float) -> None:
-    """Raise `ValueError` if two processes give different digests of the same part."""
+    digests = {
+        f"leaf {name!r} at {shard.index}": content_key(np.asarray(shard.data))
+        for name, leaf in named_leaves(batch)
+        for shard in leaf.addressable_shards
+    }
     seen: dict[str, tuple[int, str]] = {}
-    for process, parts in enumerate(exchange("verify_replicas", dict(digests), timeout_s)):
+    for process, parts in enumerate(exchange("verify_replicas", digests, timeout_s)):
         for part, digest in parts.items():
             first, expected = seen.setdefault(part, (process, digest))
             if digest != expected:

@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from loader.state.document import read_document
-from loader.state.folder import documents
-from loader.state.orbax import DOCUMENT_NAME
+from loader.state.document import DOCUMENT_NAME, read_document
+from loader.state.save_and_restore import documents
 
 _DEEPEST = 3  # folders between the one that is named and a document
 _STEP_FOLDER = re.compile(r"(?:.*[_-])?(\d+)")  # 120, step_120

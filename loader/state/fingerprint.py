@@ -43,13 +43,20 @@ class Fingerprint:
         with _found_at("batcher"):
             of_batcher = batcher.fingerprint()
         with _found_at("order"):
-            of_order = _order_fields(order)
-        self._settings = {**of_order, "operators": described, "batcher": of_batcher}
+            of_order = describe(order)
+        self._settings: dict[str, Any] = {"order": of_order}
+        # Apart, so that a message can say that it is the seed that differs.
+        if (seed := of_order.get("fields", {}).pop("seed", None)) is not None:
+            self._settings["order.seed"] = seed
+        self._settings |= {"operators": described, "batcher": of_batcher}
 
     @functools.cached_property
     def _values(self) -> dict[str, Any]:
         with _found_at("source.fingerprint()"):
-            return {**_data_fields(source_fingerprint(self._source)), **self._settings}
+            data = source_fingerprint(self._source)
+        if len(json.dumps(list(data))) > _LONGEST_FIELD_NAMES:
+            return {"data": dict(data), **self._settings}
+        return {**{f"data.{name}": value for name, value in data.items()}, **self._settings}
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
@@ -109,15 +116,3 @@ def _found_at(stage: str) -> Iterator[None]:
 
 def _covers(name: str, field: str) -> bool:
     return field == name or field.startswith(f"{name}.")
-
-
-def _data_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    if len(json.dumps(list(values))) > _LONGEST_FIELD_NAMES:
-        return {"data": dict(values)}
-    return {f"data.{name}": value for name, value in values.items()}
-
-
-def _order_fields(order: Order) -> dict[str, Any]:
-    described = describe(order)
-    seed = described.get("fields", {}).pop("seed", None)
-    return {"order": described} if seed is None else {"order": described, "order.seed": seed}

@@ -50,16 +50,21 @@ def apply_transforms(
         except RowError as error:
             row = error.row if kept is None else int(kept[error.row])
             raise RowError(row, str(error)) from error.__cause__
-        if filters(stage.transform):
-            keep = _checked_mask(stage, result, len(positions))
-            if not keep.all():
-                rows = jax.tree.map(lambda leaf, keep=keep: leaf[keep], rows)
-                positions = positions[keep]
-                kept = np.flatnonzero(keep) if kept is None else kept[keep]
-                if not positions.size:
-                    break
-        else:
+        if not filters(stage.transform):
             rows = in_numpy(checked_rows(stage.name, result, len(positions)))
+            continue
+        keep = np.asarray(result)
+        if keep.shape != positions.shape or keep.dtype != np.bool_:
+            raise ValueError(
+                f"filter {stage.name} was given {len(positions)} rows and returned "
+                f"{keep.dtype}{list(keep.shape)}: it must return a bool for each"
+            )
+        if not keep.all():
+            rows = jax.tree.map(lambda leaf, keep=keep: leaf[keep], rows)
+            positions = positions[keep]
+            kept = np.flatnonzero(keep) if kept is None else kept[keep]
+            if not positions.size:
+                break
     return rows, kept
 
 
@@ -109,13 +114,3 @@ def _by_few_rows(group: Sequence[BoundTransform], rows: Any, positions: Int64s) 
             into[some] = leaf
     assert tree is not None, "no rows"
     return jax.tree.unflatten(tree, whole)
-
-
-def _checked_mask(stage: BoundTransform, mask: Any, count: int) -> np.ndarray:
-    mask = np.asarray(mask)
-    if mask.shape != (count,) or mask.dtype != np.bool_:
-        raise ValueError(
-            f"filter {stage.name} was given {count} rows and returned "
-            f"{mask.dtype}{list(mask.shape)}: it must return a bool for each"
-        )
-    return mask

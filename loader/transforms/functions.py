@@ -54,7 +54,11 @@ class PerRecord:
         for row, record in enumerate(unstack(rows)):
             own = () if draws is None else (generator(draws[row]),)
             made.append(_at_row(self.fn, row, record, *own))
-        return _restacked(made)
+        try:
+            return stack(made, ragged=True)
+        except SpecMismatch as error:
+            message = f"of what was returned, counted in rows, {error}"
+            raise RowError(error.row or 0, message) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +78,3 @@ def _at_row(fn: Callable[..., Any], row: int, *arguments: Any) -> Any:
         return fn(*arguments)
     except Exception as error:
         raise RowError(row, f"{qualified_name(fn)}: {type(error).__name__}: {error}") from error
-
-
-def _restacked(records: list[Any]) -> Any:
-    try:
-        return stack(records, ragged=True)
-    except SpecMismatch as error:
-        raise RowError(error.row or 0, f"of what was returned, counted in rows, {error}") from error

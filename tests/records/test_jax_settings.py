@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from loader import DataLoader, Shuffle
-from loader.modules.variables import IterationCount, Mirror
+from loader.modules.module import IterationCount, Mirror
 from loader.partition.mesh import get_incontext_mesh
 from loader.records import jax_settings
 from loader.records.digest import content_key

@@ -35,12 +35,10 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as plain data."""
         fields = dataclasses.asdict(self)
         return {**fields.pop("look"), "waiting_share": self.look.waiting_share, **fields}
 
     def show(self, console: Console) -> None:
-        """Print the verdict for a person."""
         look = self.look
         pace = (
             f", {bytes_in_words(look.bytes_per_s)}/s over {look.batches} batches, "

@@ -21,9 +21,11 @@ from rich.text import Text
 from loader.command.peek.pictures import Sheet, draw_sheet
 from loader.command.peek.texts import Decode, print_text, texts_of
 from loader.data_loader import DataLoader
+from loader.records.integers import checked_int
 from loader.records.narrowing import device_dtype, on_host
 from loader.records.spec import VALID_MASK, is_text, named_leaves, spec_of
 from loader.records.words import ranges_in_words, visible
+from loader.sharding.placement import rows_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +100,7 @@ def peek(
     The images, if there are any, are drawn to the file `picture`. `decode` turns token numbers into
     text; without it they are shown as numbers. Of texts and tokens, the first `rows` rows are kept.
     """
-    if type(rows) is not int or rows < 0:
-        raise ValueError(f"rows must be an int of at least 0, got {rows!r}")
+    rows = checked_int("rows", rows, 0)
     plan, (batch, note) = loader.plan, _batch(loader, step)
     by_rows = _by_rows(batch, loader)
     valid = np.asarray(by_rows.get(VALID_MASK, np.ones(plan.batch_size)), bool)
@@ -143,8 +144,8 @@ def _batch(loader: DataLoader, step: int) -> tuple[dict[str, Any], str]:
 
 def _by_rows(batch: dict[str, Any], loader: DataLoader) -> dict[str, Any]:
     """The leaves that have rows, on the host, with one axis of rows also of microbatches."""
-    size, parts = loader.plan.batch_size, loader.pipeline.microbatches
-    rows = (size,) if parts is None else (parts, size // parts)
+    size = loader.plan.batch_size
+    rows = rows_shape(size, loader.pipeline.microbatches)
     found = {name: leaf for name, leaf in batch.items() if np.shape(leaf)[: len(rows)] == rows}
     return {n: on_host(leaf).reshape(size, *leaf.shape[len(rows) :]) for n, leaf in found.items()}
 
@@ -177,7 +178,6 @@ def _numbers(leaf: Any) -> np.ndarray | None:
 
 
 def _leaf_table(leaves: Sequence[LeafFacts]) -> Table:
-    """A line for each leaf."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("leaf", "shape", "dtype", "sharding", "min", "max", "mean", ""):
         justify = "right" if head in ("min", "max", "mean") else "left"

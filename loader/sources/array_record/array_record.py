@@ -29,11 +29,7 @@ class ArrayRecordSource(Source):
 
     owned_rows = True
 
-    def __init__(
-        self,
-        paths: Paths,
-        parse: Callable[[bytes], Any] | None = None,
-    ) -> None:
+    def __init__(self, paths: Paths, parse: Callable[[bytes], Any] | None = None) -> None:
         if isinstance(parse, type):
             raise TypeError(f"parse is the class {parse.__name__}: give an instance of it")
         self.paths = expand(paths, "ArrayRecord")

@@ -35,7 +35,8 @@ class RawArrays:
 
     def many(self, blobs: Sequence[bytes]) -> Any:
         """All records at once, stacked."""
-        dtype = self._row_dtype
+        leaves = enumerate(jax.tree.leaves(self.spec))
+        dtype = np.dtype([(f"f{i}", s.dtype, s.shape) for i, s in leaves])
         if not set(map(len, blobs)) <= {dtype.itemsize}:
             number = next(n for n, blob in enumerate(blobs) if len(blob) != dtype.itemsize)
             raise ValueError(
@@ -45,8 +46,12 @@ class RawArrays:
         rows = (
             np.frombuffer(b"".join(blobs), dtype) if dtype.itemsize else np.empty(len(blobs), dtype)
         )
-        leaves = [_copied(rows[name]) for name in dtype.names or ()]
-        return jax.tree.unflatten(jax.tree.structure(self.spec), leaves)
+        copies = []
+        for name in dtype.names or ():
+            # In memory of its own, so that operators may work in place.
+            copies.append(empty_rows(rows[name].shape, rows[name].dtype))
+            copies[-1][...] = rows[name]
+        return jax.tree.unflatten(jax.tree.structure(self.spec), copies)
 
     def encode(self, record: Any) -> bytes:
         """The bytes of a record: what to write to a file."""
@@ -70,19 +75,6 @@ class RawArrays:
 
     def record_spec(self) -> Spec:
         return self.spec
-
-    @property
-    def _row_dtype(self) -> np.dtype[Any]:
-        return np.dtype(
-            [(f"f{i}", s.dtype, s.shape) for i, s in enumerate(jax.tree.leaves(self.spec))]
-        )
-
-
-def _copied(column: np.ndarray) -> np.ndarray:
-    """In memory of its own, so that operators may work in place."""
-    copy = empty_rows(column.shape, column.dtype)
-    copy[...] = column
-    return copy
 
 
 @dataclasses.dataclass(frozen=True)

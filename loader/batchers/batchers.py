@@ -6,7 +6,7 @@ an iterator of records and calls the same `collate`.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -15,8 +15,9 @@ from flax import nnx
 
 from loader.modules.structural import StructuralConfig, StructuralModule
 from loader.records.integers import checked_int
-from loader.records.spec import Spec, prepend, with_mask
-from loader.records.stacking import stack, unstack
+from loader.records.prng_keys import is_prng_key
+from loader.records.spec import Spec, is_text, prepend, spec_of, with_mask
+from loader.records.stacking import stack, unstack, zero_rows
 
 
 class BatcherModule(StructuralModule):
@@ -68,7 +69,7 @@ class BatcherModule(StructuralModule):
         **kwargs: Any,
     ) -> Iterable[Any]:
         """Batches of `batch_size` records each; the last may be short or padded, or is dropped."""
-        check_batch_size(batch_size)
+        checked_int("batch_size", batch_size, 1)
         if args or kwargs:
             raise TypeError(
                 f"{type(self).__name__}.process takes batch_size and drop_remainder, got also "
@@ -111,10 +112,70 @@ class BatcherModule(StructuralModule):
 
     def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
         """The spec of a batch of records of `element_spec`: rows in front, and the mask."""
-        check_batch_size(batch_size)
+        checked_int("batch_size", batch_size, 1)
         mask = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
         return with_mask(prepend(element_spec, batch_size), mask)
 
 
-def check_batch_size(batch_size: int) -> None:
-    checked_int("batch_size", batch_size, 1)
+class PadBatcher(BatcherModule):
+    """Fills missing rows with zeros and adds `valid_mask`. Bare records become the leaf `data`."""
+
+    thread_safe: ClassVar[bool] = True
+
+    def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
+        if len(jax.tree.leaves(rows)[0]) < len(valid):
+            rows = jax.tree.map(lambda leaf: _spread(leaf, valid), rows)
+        return with_mask(rows, valid.copy())
+
+
+def _spread(leaf: Any, valid: np.ndarray) -> Any:
+    """The rows of the leaf where `valid` is True, zeros (None for texts) elsewhere."""
+    if is_prng_key(leaf):
+        data = _spread(np.asarray(jax.random.key_data(leaf)), valid)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    shape = (len(valid), *leaf.shape[1:])
+    full = np.full(shape, None) if leaf.dtype.hasobject else np.zeros(shape, leaf.dtype)
+    full[valid] = leaf
+    return full
+
+
+class DefaultBatcher(BatcherModule):
+    """Stacks records; never pads and adds no mask, so a last batch may be short.
+
+    A loader, whose batches are all of one shape, takes it with `remainder="drop"` only.
+
+    Texts become a list. `collate_fn`, if given, makes the batch from the list of its records.
+    """
+
+    pads: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        config: StructuralConfig | None = None,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        rngs: nnx.Rngs | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(config, rngs=rngs, name=name)
+        self.collate_fn = collate_fn
+
+    def collate(self, rows: Any, valid: np.ndarray) -> Any:
+        if self.collate_fn is not None:
+            return self.collate_fn(unstack(rows))
+        return jax.tree.map(lambda leaf: leaf.tolist() if is_text(leaf.dtype) else leaf, rows)
+
+    def _collate_records(self, records: list[Any], first: int, valid: np.ndarray) -> Any:
+        if self.collate_fn is not None:  # which may take records that cannot be stacked
+            return self.collate_fn(records)
+        return super()._collate_records(records, first, valid)
+
+    def batch_spec(self, element_spec: Spec, *, batch_size: int) -> Any:
+        checked_int("batch_size", batch_size, 1)
+        if self.collate_fn is not None:
+            return spec_of(self.collate(zero_rows(element_spec, batch_size), np.ones(batch_size)))
+        text = jax.ShapeDtypeStruct((), np.dtype(object))  # a list of texts is as many texts
+        return jax.tree.map(
+            lambda s: [text] * batch_size if is_text(s.dtype) else prepend(s, batch_size),
+            element_spec,
+        )

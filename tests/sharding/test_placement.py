@@ -9,11 +9,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import loader.sharding.leaf_placement
+import loader.sharding.placement
 from loader import ArraySource, DataLoader, Shuffle, Threads
 from loader.records.jax_settings import default_device
 from loader.records.memory import empty_rows
-from loader.sharding.leaf_placement import LeafPlacement
+from loader.sharding.placement import LeafPlacement
 from loader.sources.reading import read_rows
 from loader.testing import assert_same_batch
 from tests.data import unlike_records
@@ -114,7 +114,7 @@ def other_arguments(kind: Any, /) -> jax.Array:
 def test_jax_places_every_leaf_where_jaxlib_has_no_such_function_or_another(
     other: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(loader.sharding.leaf_placement, "batched_device_put", lambda: other)
+    monkeypatch.setattr(loader.sharding.placement, "batched_device_put", lambda: other)
     placement = leaf_placement((16, 8, 3), np.int32)
     for leaf in leaves(3, np.int32):
         assert_alike(placement.place(leaf, None), jax.device_put(leaf))
@@ -132,7 +132,7 @@ def test_batches_are_the_same_without_the_short_way(monkeypatch: pytest.MonkeyPa
         ]
 
     short = batches()
-    monkeypatch.setattr(loader.sharding.leaf_placement, "batched_device_put", lambda: None)
+    monkeypatch.setattr(loader.sharding.placement, "batched_device_put", lambda: None)
     for got, expected in zip(short, batches(), strict=True):
         assert_same_batch(got, expected, "a batch")
 
