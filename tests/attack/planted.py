@@ -39,7 +39,7 @@ BUGS: dict[str, tuple[str, str, str]] = {
         "first <= start < first + block.size + (first > 0)",
     ),
     "a wrong mask: padding counts as a row": (
-        "loader/batchers/pad_batcher.py",
+        "loader/batchers/batchers.py",
         "        return with_mask(rows, valid.copy())",
         "        return with_mask(rows, valid | (np.arange(len(valid)) == valid.sum()))",
     ),
