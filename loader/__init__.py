@@ -41,6 +41,7 @@ from loader.sources import (
     index_lengths,
 )
 from loader.sources.mapped import Mapped
+from loader.state.agreement import join_job
 from loader.transforms.operator_module import Filter, OperatorModule
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ __all__ = [
     "Threads",
     "TokenWindows",
     "index_lengths",
+    "join_job",
 ]
 
 _IMPORTED_WHEN_ASKED_FOR = {

@@ -42,6 +42,7 @@ from loader.command.main import ALL_KINDS, Parser, Shown, add_common, run
 from loader.records.spec import VALID_MASK, named_leaves
 from loader.records.whole_file import write_whole
 from loader.state.document import read_document
+from loader.state.fingerprint import FingerprintMismatch
 from loader.state.orbax import DOCUMENT_NAME
 
 SHOW_PARTS = 10  # of the steps of a run: a line is shown for each
@@ -69,7 +70,11 @@ def train(
         if checkpoints.latest is not None:
             # The loader first of all, because it says why it refuses.
             saved = folder / "checkpoints" / str(checkpoints.latest.step) / "data" / DOCUMENT_NAME
-            loader.set_state(read_document(saved), allow_changes=allow_changes)
+            try:
+                loader.set_state(read_document(saved), allow_changes=allow_changes)
+            except FingerprintMismatch as error:
+                options = [f"--allow {field}" for field in error.fields]
+                raise ValueError(error.with_remedy(f"give {' '.join(options)}")) from error
             state, counts = _restored(checkpoints, state, counts)
         step = jax.jit(_step(graph, settings), donate_argnums=0)
         step = step.lower(state, loader.batch_spec()).compile()  # before anything is read

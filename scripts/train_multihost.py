@@ -4,8 +4,8 @@
 
 starts itself on two processes of two CPU devices each, kills one of them in mid-run with SIGKILL,
 starts again on three, and checks what came of it: every record was trained on exactly twice, as in
-a run that nothing disturbed. One process is as good as many: under `scripts/launch_local.py` the
-script is a worker, and takes as many processes as there are.
+a run that nothing disturbed. One process is as good as many: under `gristmill launch` the script
+is a worker, and takes as many processes as there are.
 """
 
 import argparse
@@ -27,8 +27,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
-from loader import DataLoader, Shuffle
-from loader.state.agreement import join_job
+from loader import DataLoader, Shuffle, join_job
 
 RECORDS, EPOCHS, BATCH_SIZE = 1000, 2, 24
 TARGET = np.array([1.0, -2.0, 3.0, 0.5], np.float32)
@@ -106,7 +105,7 @@ def say(text: str) -> None:
 
 def launch(count: int, folder: Path, logs: Path) -> "subprocess.Popen[bytes]":
     here = Path(__file__).resolve()
-    launcher = [sys.executable, str(here.parent / "launch_local.py"), "-n", str(count)]
+    launcher = [sys.executable, "-m", "loader", "launch", "-n", str(count)]
     worker = [sys.executable, str(here), str(folder)]
     return subprocess.Popen([*launcher, "--devices", "2", "--logs", str(logs), "--", *worker])
 
@@ -124,7 +123,7 @@ def main() -> int:
         time.sleep(0.05)
     victim = children_of(first.pid)[1]
     print(f"killing process {victim} of the first run", flush=True)
-    os.kill(victim, signal.SIGKILL)
+    os.killpg(victim, signal.SIGKILL)
     first.wait()
     second = launch(3, checkpoints, folder / "second")
     if second.wait() != 0:

@@ -25,6 +25,7 @@ from loader.command.config.kinds import KINDS
 from loader.command.config.problems import ConfigError, Problem, one_line
 from loader.command.config.sections import TASKS
 from loader.command.config.trust import imported, working_folder_importable
+from loader.command.launch.launch import add_parser as add_launch
 from loader.command.peek.peek import peek
 from loader.state.finding import read_state
 
@@ -40,7 +41,8 @@ Shown = tuple[dict[str, Any], Callable[[Console], None]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit status."""
-    return run(_parser().parse_args(arguments), "gristmill")
+    options = _parser().parse_args(arguments)
+    return options.status(options) if "status" in options else run(options, "gristmill")
 
 
 def run(options: argparse.Namespace, program: str) -> int:
@@ -160,4 +162,5 @@ def _parser() -> argparse.ArgumentParser:
     states = states.add_subparsers(required=True, metavar="show|diff")
     command("show", _state_show, "a state in words", "file", within=states)
     command("diff", _state_diff, "what differs between two", "first", "second", within=states)
+    add_launch(commands)
     return parser

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loader.state.finding import passed_over
+from loader.state.fingerprint import differing_fields, differing_operators
 
 State = Mapping[str, Any]
 
@@ -42,7 +43,7 @@ def state_in_words(state: State) -> list[tuple[str, str]]:
         ("remainder", state["remainder"]),
         ("origin", "step {}, position {}: {}".format(*state["origin"], counted)),
         *(
-            (f"fingerprint {field}", f"{digest}: {_FIELDS.get(field, 'of the data')}")
+            (f"fingerprint {field}", f"{digest}: {_field_in_words(field)}")
             for field, digest in state["fingerprint"].items()
         ),
         ("document", f"version {state['version']}, whole: its checksum is {state['checksum']}"),
@@ -84,9 +85,11 @@ def diff_states(first: State, second: State) -> list[Difference]:
         meaning = "may differ: a loader goes on at the same position"
         pairs.append(Difference(field, first[field], second[field], meaning))
     ours, theirs = first["fingerprint"], second["fingerprint"]
-    for field in sorted({*ours, *theirs}):
+    for field in differing_fields(ours, theirs):
         values = ours.get(field, "absent"), theirs.get(field, "absent")
-        pairs.append(Difference(field, *values, f"refused unless {_allowing([field])}"))
+        places = differing_operators(ours, theirs) if field == "operators" else []
+        which = "".join(f", operators[{place}]" for place in places)
+        pairs.append(Difference(field, *values, f"refused unless {_allowing([field])}{which}"))
     return [pair for pair in pairs if pair.first != pair.second]
 
 
@@ -101,7 +104,9 @@ def restoring_in_words(first: State, second: State) -> str:
     if not changes:
         return "a loader at one of them restores the other"
     why = "because the batches that follow would not be the same; to go on with the change: "
-    return f"a loader at one of them refuses the other, {why}{_allowing(changes)}"
+    options = " ".join(f"--allow {field}" for field in changes)
+    ways = f"{_allowing(changes)}, or {options} of scripts/train.py"
+    return f"a loader at one of them refuses the other, {why}{ways}"
 
 
 def diff_to_json(first: State, second: State) -> dict[str, Any]:
@@ -122,6 +127,12 @@ def show_diff(first: State, second: State, console: Console) -> None:
         table.add_row(*(Text(str(cell)) for cell in (d.field, d.first, d.second, d.meaning)))
     for part in (table, "", Text(restoring_in_words(first, second))):
         console.print(part)
+
+
+def _field_in_words(field: str) -> str:
+    if field.startswith("operators."):
+        return f"operators[{field.partition('.')[2]}] alone, to tell which one differs"
+    return _FIELDS.get(field, "of the data")
 
 
 def _allowing(changes: list[str]) -> str:

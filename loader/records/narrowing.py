@@ -8,6 +8,7 @@ import numpy as np
 
 from loader.records.prng_keys import is_prng_key
 from loader.records.spec import Spec
+from loader.records.stacking import is_ragged, to_one_shape
 
 
 def narrowed(spec: Spec) -> Spec:
@@ -30,8 +31,20 @@ def device_dtype(dtype: Any) -> Any:
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
 
 
-def unplaceable(name: str, dtype: Any) -> ValueError:
-    return ValueError(
+class Unplaceable(ValueError):
+    """No device can hold a leaf."""
+
+
+def unplaceable(name: str, dtype: Any, leaf: Any = None) -> Unplaceable:
+    """The error about a leaf; in the words of what it holds, where that is known."""
+    if is_ragged(leaf):
+        shapes = dict.fromkeys(str(row.shape) for row in leaf)
+        return Unplaceable(
+            f"the rows of leaf {name!r} may differ in shape ({', '.join([*shapes][:3])}), and no "
+            f"device can hold them so: {to_one_shape(name, leaf)}; or iterate over "
+            "loader.host_batches()"
+        )
+    return Unplaceable(
         f"leaf {name!r} holds {dtype} values, which no device can: turn it into numbers or take it "
         "out with an operator, or iterate over loader.host_batches()"
     )

@@ -145,6 +145,14 @@ def is_ragged(leaf: Any) -> bool:
     )
 
 
+def to_one_shape(name: str, leaf: np.ndarray) -> str:
+    """What to do about a ragged leaf whose rows must have one shape."""
+    if leaf[0].ndim == 3:
+        return f"resize or crop images first, as Resize({name!r}, 224) of operators does"
+    pad = f"pad or crop them to one length, as PadTokens({name!r}, 128) of operators"
+    return f"{pad}, or pack them with Packed"
+
+
 def zero_rows(spec: Spec, count: int) -> Any:
     """`count` rows of zeros (empty texts for objects) that look like records of this spec."""
 

@@ -12,15 +12,17 @@ import numpy as np
 from loader.batchers import BatcherModule
 from loader.records.errors import RowError
 from loader.records.spec import (
+    LeafSpec,
     Spec,
     is_text,
+    leaf_spec,
     named_leaves,
     refuse_bad_names,
     refuse_mask_key,
     spec_of,
     without_rows,
 )
-from loader.records.stacking import zero_rows
+from loader.records.stacking import is_ragged, zero_rows
 from loader.sources.reading import first_rows, locate, record_spec
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.transform import SpecUnknown, spec_after
@@ -54,6 +56,15 @@ class BatchSpecs:
         text = jax.ShapeDtypeStruct((), np.dtype(object))
         return jax.tree.map(lambda s: text if None in s.shape else s, spec)
 
+    def explain_host_error(self, rows: Any, error: Exception) -> None:
+        """Raise what an operator says of rows like those read: better than what it has raised."""
+        _refused(self._transforms, jax.tree.map(_row_spec, rows), error)
+
+    def explain_device_error(self, transforms: Sequence[BoundTransform], error: Exception) -> None:
+        """The same of operators on the device, which get what comes out of those here."""
+        with contextlib.suppress(SpecUnknown):
+            _refused(transforms, self._declared(try_zeros=True), error)
+
     def check_operators(self) -> None:
         """Raise what is wrong between source and operators, as far as they say it themselves."""
         with contextlib.suppress(SpecUnknown):
@@ -86,11 +97,12 @@ class BatchSpecs:
     def of_rows(self, rows: int) -> Any:
         """The spec of a batch of so many rows, before it is cut into microbatches."""
         if rows not in self.by_rows:
+            row = self.row  # what is wrong with it is not a matter of the batcher
             try:
                 if self._batcher.states_spec:
-                    spec = self._batcher.batch_spec(self.row, batch_size=rows)
+                    spec = self._batcher.batch_spec(row, batch_size=rows)
                 else:
-                    spec = self._by_trial(zero_rows(self.row, rows))
+                    spec = self._by_trial(zero_rows(row, rows))
             except Exception:  # not made for zeros, or for None where a text should be
                 first = self._first_row()
                 spec = self._by_trial(jax.tree.map(lambda leaf: leaf.repeat(rows, axis=0), first))
@@ -117,6 +129,23 @@ class BatchSpecs:
             for leaf in jax.tree.leaves(self.of_rows(rows))
             if isinstance(leaf.dtype, np.dtype) and not is_text(leaf.dtype)
         )
+
+
+def _refused(transforms: Sequence[BoundTransform], spec: Spec, error: Exception) -> None:
+    with contextlib.suppress(SpecUnknown):
+        for bound in transforms:
+            try:
+                spec = spec_after(bound.transform, bound.name, spec, try_zeros=False)
+            except ValueError as said:
+                raise said from error
+
+
+def _row_spec(leaf: Any) -> LeafSpec:
+    """The spec of one row of a leaf; ragged where its rows differ in length."""
+    if not is_ragged(leaf):
+        return without_rows(spec_of(leaf))
+    sizes = zip(*(row.shape for row in leaf), strict=True)
+    return leaf_spec([n if {n} == {*rest} else None for n, *rest in sizes], leaf[0].dtype)
 
 
 def split(batch: Any, rows: int, parts: int) -> Any:

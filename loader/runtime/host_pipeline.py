@@ -20,7 +20,7 @@ from loader.records.errors import RowError
 from loader.records.integers import Int64s
 from loader.records.jax_settings import traced
 from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_leaves, refuse_unlike
-from loader.records.stacking import is_ragged, zero_rows
+from loader.records.stacking import is_ragged, to_one_shape, zero_rows
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, with_record
 from loader.sources.reading import is_thread_safe, locate, read_rows, varies_by_epoch
@@ -214,6 +214,8 @@ class HostPipeline:
             raise ValueError(odd) from error
         if odd is not None:
             error.add_note(f"({odd})")
+        elif read is not None and not isinstance(error, SpecMismatch):
+            self.specs.explain_host_error(read, error)
 
 
 def _settled(rows: Any, spec: Spec) -> Any:
@@ -232,8 +234,7 @@ def _settled(rows: Any, spec: Spec) -> Any:
             return np.stack(leaf.tolist())
         raise SpecMismatch(
             f"the rows of leaf {name!r} differ in shape ({', '.join(map(str, shapes[:3]))}): "
-            f"pad or crop them to one length, as PadTokens({name!r}, 128) of operators, or "
-            "pack them with Packed"
+            f"{to_one_shape(name, leaf)}"
         )
 
     return jax.tree_util.tree_map_with_path(settle, rows)

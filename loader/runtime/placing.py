@@ -7,6 +7,7 @@ from typing import Any
 
 from loader.records.errors import RowError
 from loader.records.jax_settings import traced, x64_enabled
+from loader.records.narrowing import Unplaceable
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.sharding.device_operators import placement_of_batches
 from loader.sharding.placement import Placement
@@ -33,15 +34,17 @@ class Placing:
         """Where leaves go under the x64 setting of this thread."""
         x64 = x64_enabled()
         if x64 not in self._placements:
-            pipeline = self._pipeline
-            self._placements[x64] = placement_of_batches(
-                self._sharder,
-                pipeline.batch_spec(),
-                self._transforms,
-                pipeline.plan.batch_size,
-                pipeline.microbatches,
-            )
+            self._placements[x64] = self._placement()
         return self._placements[x64]
+
+    def _placement(self) -> Placement:
+        pipeline, spec = self._pipeline, self._pipeline.batch_spec()
+        size, microbatches = pipeline.plan.batch_size, pipeline.microbatches
+        try:
+            return placement_of_batches(self._sharder, spec, self._transforms, size, microbatches)
+        except Unplaceable as error:
+            pipeline.specs.explain_device_error(self._transforms, error)
+            raise
 
     def place(self, made: Made) -> Made:
         """The same on devices."""

@@ -28,7 +28,7 @@ from loader.sharding.mesh_sharder import placement_on_default_device
 from loader.sharding.placement import BatchPlacement, Placement, rows_shape
 from loader.sharding.sharder_module import SharderModule
 from loader.transforms.bound_transform import BoundTransform
-from loader.transforms.transform import SpecUnknown, call, checked_rows, draws_of, spec_after
+from loader.transforms.transform import SpecUnknown, checked_rows, draws_of, spec_after
 
 _INPUT, _DRAWS = "batch", "draws"
 
@@ -107,7 +107,7 @@ class OperatedPlacement:
             record_spec = without_rows(spec_of(rows))
             with contextlib.suppress(SpecUnknown):  # says best what does not fit
                 spec_after(bound.transform, bound.name, record_spec, try_zeros=False)
-            rows = checked_rows(bound.name, call(bound.transform, rows, own, valid), count)
+            rows = checked_rows(bound.name, bound.call(rows, own, valid), count)
             first = last
             if apart and not isinstance(rows, dict):
                 raise ValueError(

@@ -183,7 +183,7 @@ class BatchPlacement:
             leaf = on_host(leaf)
         dtype = self._as_they_are[number]
         if dtype is None:
-            raise unplaceable(self._names[number], leaf.dtype)
+            raise unplaceable(self._names[number], leaf.dtype, leaf)
         small = leaf if leaf.dtype == dtype else leaf.astype(dtype)
         if small is not leaf and not survives(leaf, small):
             raise self._does_not_fit(self._names[number], leaf, small)

@@ -4,9 +4,13 @@ What is compared goes through the key-value store of `jax.distributed`, with a t
 collective would wait for ever where a process is missing.
 """
 
+import functools
 import json
 import os
+import sys
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,15 +20,18 @@ from loader.order.plan import Plan
 from loader.records.digest import content_key
 from loader.records.jax_settings import key_value_store, x64_enabled
 from loader.records.spec import named_leaves
+from loader.records.whole_file import write_whole
 
 AGREE_TIMEOUT_S = 60.0
 _exchanges = 0  # how many this process has finished: the same on all, if they do the same
 
 
 def join_job() -> None:
-    """Join the job that `scripts/launch_local.py` started, on the loopback address; if any."""
+    """Join the job that `gristmill launch` started, on the loopback address; if any."""
     if "GRISTMILL_NUM_PROCESSES" not in os.environ:
         return
+    report = Path(os.environ["GRISTMILL_REPORT"])
+    sys.excepthook = functools.partial(_report_error, sys.excepthook, report)
     address = os.environ["GRISTMILL_COORDINATOR"]
     jax.distributed.initialize(
         address,
@@ -35,6 +42,13 @@ def join_job() -> None:
         heartbeat_timeout_seconds=10,
         shutdown_timeout_seconds=10,
     )
+    report.with_suffix(".joined").touch()  # so that the launcher need not warn
+
+
+def _report_error(before: Any, report: Path, kind: Any, error: Any, trace: Any) -> None:
+    """Tell the launcher of an error that ends this process: its exit waits for the others."""
+    before(kind, error, trace)
+    write_whole(report, "".join(traceback.format_exception(kind, error, trace)).encode())
 
 
 def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: Any) -> None:

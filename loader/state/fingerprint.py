@@ -1,9 +1,10 @@
 """What decides the batches, so that a state is not restored where other batches would follow.
 
 One short digest per field: `data.*` from the source, `order`, `order.seed`, `operators` and
-`batcher`. What decides only the speed (workers, prefetch, mesh) is not part of it, nor are batch
-size, remainder, epochs and steps. Names of files and of private classes are not in it: a move of
-either changes nothing.
+`batcher`. `operators.0`, `operators.1` and so on only say which of the operators differ. What
+decides only the speed (workers, prefetch, mesh) is not part of it, nor are batch size, remainder,
+epochs and steps. Names of files and of private classes are not in it: a move of either changes
+nothing.
 """
 
 import contextlib
@@ -19,6 +20,25 @@ from loader.sources.reading import fingerprint as source_fingerprint
 from loader.transforms.operator_module import OperatorModule
 
 _LONGEST_FIELD_NAMES = 160  # bytes of JSON: more than that, and the data is one field
+_LONGEST = 700  # bytes of JSON: if it were longer, the operators are one field only
+
+
+class FingerprintMismatch(ValueError):
+    """The state is one of other data or another configuration: `fields` differ."""
+
+    def __init__(self, fields: Sequence[str], lines: str) -> None:
+        self.fields, self._lines = tuple(fields), lines
+        names = ", ".join(map(repr, fields))
+        python = f"set_state(state, allow_changes={{{names}}}); restore and LoaderRestore take "
+        super().__init__(self.with_remedy(f"{python}allow_changes too"))
+
+    def with_remedy(self, remedy: str) -> str:
+        """What differs, and this as the way to go on with the change."""
+        return (
+            "the state was saved with other data or another configuration:\n"
+            f"{self._lines}\nRestore it into a loader that is like the one that saved it, or, to "
+            f"go on with the change, {remedy}"
+        )
 
 
 class Fingerprint:
@@ -49,6 +69,7 @@ class Fingerprint:
         if (seed := of_order.get("fields", {}).pop("seed", None)) is not None:
             self._settings["order.seed"] = seed
         self._settings |= {"operators": described, "batcher": of_batcher}
+        self._labels = [operator.label for operator, _ in operators]
 
     @functools.cached_property
     def _values(self) -> dict[str, Any]:
@@ -62,15 +83,17 @@ class Fingerprint:
     def digests(self) -> dict[str, str]:
         """The digest of each field. The first time, this reads a few records."""
         with _found_at("source.fingerprint()"):  # all else is described already
-            return {
+            whole = {
                 name: digest(value, f"[{name.removeprefix('data.')!r}]")
                 for name, value in self._values.items()
             }
+        each = {f"operators.{n}": digest(one) for n, one in enumerate(self._values["operators"])}
+        return whole if len(json.dumps({**whole, **each})) > _LONGEST else {**whole, **each}
 
     def refuse_differences(self, saved: Mapping[str, str], allowed: Iterable[str]) -> None:
         """Raise `ValueError` for every field that differs and is not allowed to."""
         allowed = {allowed} if isinstance(allowed, str) else set(allowed)
-        known = {*saved, *self.digests}
+        known = {field for field in (*saved, *self.digests) if not _of_one_operator(field)}
         for name in allowed:
             if not any(_covers(name, field) for field in known):
                 raise ValueError(
@@ -78,29 +101,45 @@ class Fingerprint:
                 )
         differing = [
             field
-            for field in sorted(known)
-            if saved.get(field) != self.digests.get(field)
-            and not any(_covers(name, field) for name in allowed)
+            for field in differing_fields(saved, self.digests)
+            if not any(_covers(name, field) for name in allowed)
         ]
         if differing:
             lines = "\n".join(
                 f"  {field}: saved digest {saved.get(field, 'absent')}, here "
-                f"{self.digests.get(field, 'absent')}{self._words(field)}"
+                f"{self.digests.get(field, 'absent')}{self._words(field, saved)}"
                 for field in differing
             )
-            names = ", ".join(repr(field) for field in differing)
-            raise ValueError(
-                "the state was saved with other data or another configuration:\n"
-                f"{lines}\nRestore it into a loader that is like the one that saved it, or, to go "
-                f"on with the change, set_state(state, allow_changes={{{names}}}); restore and "
-                "LoaderRestore take allow_changes too"
-            )
+            raise FingerprintMismatch(differing, lines)
 
-    def _words(self, field: str) -> str:
+    def _words(self, field: str, saved: Mapping[str, str]) -> str:
         if field not in self._values:
             return ""
+        if field == "operators" and (places := differing_operators(saved, self.digests)):
+            named = dict(enumerate(self._labels))
+            words = [f"operators[{n}] {named.get(n, 'is not there now')}" for n in places]
+            return f" ({', '.join(words)})"
         text = json.dumps(describe(self._values[field]))
         return f" ({text if len(text) <= 100 else text[:97] + '...'})"
+
+
+def differing_fields(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """The fields in which two fingerprints differ, in order."""
+    differing = {field for field in {*first, *second} if first.get(field) != second.get(field)}
+    return sorted(field for field in differing if not _of_one_operator(field))
+
+
+def differing_operators(first: Mapping[str, str], second: Mapping[str, str]) -> list[int]:
+    """The places of the operators that differ; none where a fingerprint does not say it."""
+    one, other = ({f for f in of if _of_one_operator(f)} for of in (first, second))
+    if not one or not other:
+        return []
+    differing = [field for field in one | other if first.get(field) != second.get(field)]
+    return sorted(int(field.partition(".")[2]) for field in differing)
+
+
+def _of_one_operator(field: str) -> bool:
+    return field.startswith("operators.")
 
 
 @contextlib.contextmanager

@@ -24,15 +24,30 @@ from loader.transforms.transform import (
 
 @dataclasses.dataclass(frozen=True)
 class BoundTransform:
-    """A transform in its place in a loader: what messages call it, and the key of its draws."""
+    """A transform in its place in a loader: what messages call it, and the key of its draws.
+
+    Outside of a loader, as in a `Mapped` source, it has no place.
+    """
 
     transform: Transform
     name: str
     key: str = ""
+    place: int | None = None
 
     def draw(self, positions: Int64s) -> Uniforms | None:
         count = draws_of(self.transform)
         return draw(self.key, positions, count) if count else None
+
+    def call(self, rows: Any, draws: Any, valid: Any = None) -> Any:
+        """The transform on these rows. An error of its own is not replaced, but says where."""
+        try:
+            return call(self.transform, rows, draws, valid)
+        except RowError as error:
+            raise RowError(error.row, f"{self.name}: {error}") from error.__cause__
+        except Exception as error:
+            where = "" if self.place is None else f"operators[{self.place}], "
+            error.add_note(f"(in {where}{self.name})")
+            raise
 
 
 def apply_transforms(
@@ -46,7 +61,7 @@ def apply_transforms(
             if len(group) > 1:
                 rows = _by_few_rows(group, rows, positions)
                 continue
-            result = _called(stage, rows, stage.draw(positions))
+            result = stage.call(rows, stage.draw(positions))
         except RowError as error:
             row = error.row if kept is None else int(kept[error.row])
             raise RowError(row, str(error)) from error.__cause__
@@ -66,13 +81,6 @@ def apply_transforms(
             if not positions.size:
                 break
     return rows, kept
-
-
-def _called(stage: BoundTransform, rows: Any, draws: Uniforms | None) -> Any:
-    try:
-        return call(stage.transform, rows, draws)
-    except RowError as error:
-        raise RowError(error.row, f"{stage.name}: {error}") from error.__cause__
 
 
 def _groups(stages: Sequence[BoundTransform]) -> list[list[BoundTransform]]:
@@ -101,7 +109,7 @@ def _by_few_rows(group: Sequence[BoundTransform], rows: Any, positions: Int64s) 
         part = jax.tree.map(lambda leaf, some=some: leaf[some], rows)
         for stage, drawn in zip(group, draws, strict=True):
             try:
-                part = _called(stage, part, None if drawn is None else drawn[some])
+                part = stage.call(part, None if drawn is None else drawn[some])
             except RowError as error:
                 raise RowError(start + error.row, str(error)) from error.__cause__
             part = checked_rows(stage.name, part, min(size, count - start))

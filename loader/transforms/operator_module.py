@@ -83,6 +83,12 @@ class OperatorModule(StructuralModule):
     def requires_rng_streams(self) -> list[str] | None:
         return None if self.seed is not None else super().requires_rng_streams()
 
+    def ensure_rng_streams(self, stream_names: list[str]) -> None:
+        try:
+            super().ensure_rng_streams(stream_names)
+        except ValueError as error:
+            raise ValueError(f"{error}; or give {self.label} a seed of its own: seed=2") from None
+
     def output_spec(self, record_spec: Spec) -> Spec:
         """What records of this spec look like after the operator."""
         return spec_after(self.transform, self.label, record_spec)
@@ -96,9 +102,10 @@ class OperatorModule(StructuralModule):
         """The transform as it runs. One that needs statistics is given them here."""
         return self.transform
 
-    def bound(self, place: int = 0, rngs: nnx.Rngs | None = None) -> BoundTransform:
+    def bound(self, place: int | None = None, rngs: nnx.Rngs | None = None) -> BoundTransform:
         """The transform as number `place` of a loader's operators, with the key of its draws."""
-        return BoundTransform(self.ready_transform(), self.label, self._key(place, rngs))
+        key = self._key(place or 0, rngs)
+        return BoundTransform(self.ready_transform(), self.label, key, place)
 
     def fingerprint(self) -> dict[str, Any]:
         described = super().fingerprint()

@@ -418,7 +418,9 @@ def test_draws_are_uniform_and_belong_to_position_operator_and_seed():
 
 
 def test_a_random_operator_without_seed_or_stream_is_refused():
-    with pytest.raises(ValueError, match=r"RandomFlip needs the random stream 'augment'.*rngs="):
+    with pytest.raises(
+        ValueError, match=r"RandomFlip needs the random stream 'augment'.*rngs=.*seed=2"
+    ):
         DataLoader(Records(), batch_size=4, operators=[RandomFlip("image")])
     with pytest.raises(ValueError, match="CenterCrop was given seed=1: it is not random"):
         CenterCrop("image", 4, seed=1)

@@ -1,6 +1,7 @@
 """What a fingerprint cannot see into is refused when the loader is made, with the way to it."""
 
 import functools
+import json
 import re
 import threading
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from loader import DataLoader, PadBatcher, Sequential
-from operators import Map, MapBatch, Sequence
+from loader.state.document import make_document
+from operators import Map, MapBatch, RandomFlip, Sequence
 from tests.data import unlike_records
 
 LOCK = threading.Lock()
@@ -97,3 +99,41 @@ def test_a_setting_that_only_pickle_sees_is_told_from_another():
     made(operators=[Scale(re.compile("a"))]).set_state(state)
     with pytest.raises(ValueError, match="operators: saved"):
         made(operators=[Scale(re.compile("b"))]).set_state(state)
+
+
+# Operators
+
+
+def flipping(*seeds: int) -> DataLoader:
+    records = {"image": np.arange(7 * 48, dtype=np.uint8).reshape(7, 4, 4, 3)}
+    return made(records, operators=[RandomFlip("image", seed=seed) for seed in seeds])
+
+
+def test_of_operators_that_differ_the_message_says_which_by_place_and_name():
+    with pytest.raises(ValueError, match=r"  operators: saved .* \(operators\[1\] RandomFlip\)"):
+        flipping(1, 2, 3).set_state(flipping(1, 5, 3).get_state())
+    gone = r"\(operators\[2\] is not there now\)"
+    with pytest.raises(ValueError, match=gone):
+        flipping(1, 2).set_state(flipping(1, 2, 3).get_state())
+    loader = flipping(1, 2, 3)
+    loader.set_state(flipping(1, 5, 3).get_state(), allow_changes={"operators"})
+
+
+def test_a_document_that_does_not_say_which_operator_is_which_is_restored_and_compared():
+    def plain(loader: DataLoader) -> dict[str, Any]:
+        state = loader.get_state()
+        digests = {k: v for k, v in state["fingerprint"].items() if not k.startswith("operators.")}
+        body = {k: v for k, v in state.items() if k not in ("version", "checksum")}
+        return make_document(**{**body, "fingerprint": digests})
+
+    flipping(1, 2).set_state(plain(flipping(1, 2)))
+    with pytest.raises(ValueError, match=r"  operators: saved digest"):
+        flipping(1, 2).set_state(plain(flipping(1, 3)))
+
+
+def test_a_document_of_many_operators_stays_within_a_kilobyte():
+    many = flipping(*range(200))
+    assert len(json.dumps(many.get_state())) <= 1024
+    flipping(*range(200)).set_state(many.get_state())
+    with pytest.raises(ValueError, match="  operators: saved digest"):
+        flipping(*range(199)).set_state(many.get_state())

@@ -28,7 +28,14 @@ def test_a_kept_document_restores_and_the_same_batch_follows(name: str, tmp_path
     assert len(json.dumps(document["state"])) <= 1024
     loader = KEPT[name].make(tmp_path)
     loader.set_state(document["state"])
-    assert loader.get_state() == document["state"]
+    state, kept_state = loader.get_state(), document["state"]
+    own = {"fingerprint", "checksum"}  # later releases say more: which of the operators differ
+    assert {k: state[k] for k in kept_state if k not in own} == {
+        k: v for k, v in kept_state.items() if k not in own
+    }
+    assert {k: state["fingerprint"][k] for k in kept_state["fingerprint"]} == kept_state[
+        "fingerprint"
+    ]
     assert content_key(loader.host_batch_at(STEP)) == document["next_batch"]
     next(loader.host_batches())
     assert loader.get_state()["step"] == STEP + 1

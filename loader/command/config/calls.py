@@ -19,7 +19,13 @@ from typing import Any, Literal
 
 import jax
 
-from loader.command.config.problems import Problem, did_you_mean, listed, one_line
+from loader.command.config.problems import (
+    Problem,
+    did_you_mean,
+    listed,
+    one_line,
+    operator_of,
+)
 from loader.command.config.toml import Document, Path
 from loader.command.config.trust import imported, refuse_untrusted
 
@@ -54,7 +60,15 @@ class Reader:
         try:
             return make()
         except Exception as error:
+            return self.note_error(path, error)
+
+    def note_error(self, path: Path, error: Exception, within: Path = ()) -> Any:
+        """Note an error: at the operator that raised it, of the section `within`, or else here."""
+        blamed = operator_of(error)
+        if blamed is None:
             return self.note(path, one_line(error))
+        place, name = blamed
+        return self.note((*within, "operators", place), f"{name}: {one_line(error)}")
 
     def table(self, section: str) -> dict[str, Any]:
         """The table of a section, empty if there is none."""

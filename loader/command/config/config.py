@@ -150,6 +150,10 @@ def _common(
         return None
     # Whether each operator can do its work on what comes before it, as far as it is known.
     for place, operator in enumerate(made):
+        if operator.requires_rng_streams() and operator.rngs is None:
+            words = f"{operator.label} is random and has no seed: give seed = 2, or another number"
+            reader.note((*where, place), words)
+            return None
         try:
             stage = operator.bound(place)
             spec = spec_after(stage.transform, stage.name, spec)
@@ -177,6 +181,6 @@ def _loader(reader: Reader, where: Any, arguments: dict[str, Any] | None) -> Any
         loader.batch_spec()
         return loader
     except Exception as error:  # also of code that is not ours
-        message = one_line(error)
-        named = reader.culprit(("loader",), tree.get("loader", {}), message)
-        return reader.note(at if named == ("loader",) else named, message)
+        named = reader.culprit(("loader",), tree.get("loader", {}), one_line(error))
+        within = where if where == ("held_out",) else ()
+        return reader.note_error(at if named == ("loader",) else named, error, within)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 #: The line of what was said by `--set`.
 NOT_IN_THE_FILE = 0
 _LONGEST_MESSAGE = 600
+_IN_OPERATOR = re.compile(r"\(in operators\[(\d+)\], (.*)\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,3 +53,9 @@ def one_line(error: BaseException) -> str:
         words = f"{words[:_LONGEST_MESSAGE]} ..."
     plain = isinstance(error, ValueError | TypeError | OSError | RuntimeError | ImportError)
     return words if plain and words else f"{type(error).__name__}: {words}".rstrip(": ")
+
+
+def operator_of(error: BaseException) -> tuple[int, str] | None:
+    """The place and the name of the loader's operator that raised this, as its notes say."""
+    found = [_IN_OPERATOR.fullmatch(note) for note in getattr(error, "__notes__", ())]
+    return next(((int(one[1]), one[2]) for one in found if one), None)

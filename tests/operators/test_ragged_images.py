@@ -1,0 +1,63 @@
+"""Images of different sizes that nothing has brought to one size: what a person is told."""
+
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from loader import DataLoader
+from operators import DecodeImage, Normalize, Resize
+
+ONE_SHAPE = r"Normalize: leaf 'image' is uint8\[None, .* where numbers of one shape are needed: .*"
+
+
+class Photos:
+    """Pixels, or the bytes of a PNG file; each record of another height."""
+
+    def __init__(self, *, encoded: bool) -> None:
+        self.encoded = encoded
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        image = np.full((8 + index, 9, 3), index, np.uint8)
+        return {"image": cv2.imencode(".png", image)[1].tobytes() if self.encoded else image}
+
+
+@pytest.mark.parametrize("on", ["host", "device"])
+def test_an_operator_that_needs_one_size_says_so_in_python_too(on: Any):
+    operators = [DecodeImage(), Normalize("image", mean=1.0, std=2.0, on=on)]
+    loader = DataLoader(Photos(encoded=True), batch_size=3, operators=operators)
+    with pytest.raises(ValueError, match=f"{ONE_SHAPE}resize images first"):
+        next(loader)
+    with pytest.raises(ValueError, match=f"{ONE_SHAPE}resize images first"):
+        loader.batch_spec()
+
+
+def test_so_it_does_of_pixels_that_differ_only_from_record_to_record():
+    operators = [Normalize("image", mean=1.0, std=2.0)]
+    with pytest.raises(ValueError, match=f"{ONE_SHAPE}resize images first"):
+        next(DataLoader(Photos(encoded=False), batch_size=3, operators=operators))
+
+
+def test_images_that_go_to_a_device_as_they_are_get_the_remedy_for_images():
+    loader = DataLoader(Photos(encoded=True), batch_size=3, operators=[DecodeImage()])
+    with pytest.raises(ValueError, match=r"leaf 'image' may differ in shape .*Resize\('image', "):
+        next(loader)
+    assert next(loader.host_batches())["image"][2].shape == (10, 9, 3)
+    resized = [DecodeImage(), Resize("image", 8)]
+    batch = next(DataLoader(Photos(encoded=True), batch_size=3, operators=resized))
+    assert batch["image"].shape == (3, 8, 8, 3)
+
+
+def test_an_error_of_a_function_names_its_place_among_the_operators():
+    def breaks(rows: Any) -> Any:
+        return {"image": rows["image"] + np.ones((2, 5))}
+
+    operators = [DecodeImage(), Resize("image", 8), breaks]
+    loader = DataLoader(Photos(encoded=True), batch_size=3, operators=operators)
+    with pytest.raises(ValueError, match="could not be broadcast") as raised:
+        next(loader)
+    assert any(note.startswith("(in operators[2], ") for note in raised.value.__notes__)
