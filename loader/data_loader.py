@@ -33,10 +33,11 @@ from loader.runtime.workers.threads import Threads
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
+from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import knows_spec
 from loader.state.agreement import agree_on_start, verify_batch
-from loader.state.document import check_document, make_document
 from loader.state.fingerprint import Fingerprint
+from loader.state.resuming import mixture_at, resumed, state_at
 from loader.state.save_and_restore import SaveAndRestore
 from loader.transforms.operator_module import as_operators
 
@@ -160,12 +161,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         self.close()
         if placed and not cursor.agreed and jax.process_count() > 1:
             spec = self.batch_spec()
-            agree_on_start(self._fingerprint.digests, self.plan, cursor.step, spec)
+            mixture = mixture_at(self.plan.position(cursor.step), self.pipeline.source)
+            agree_on_start(self._fingerprint.digests, self.plan, cursor.step, spec, mixture)
             cursor.agreed = True
         cursor.placed = placed
         cursor.line = Line(
             functools.partial(self.pipeline.make, rows=rows),
-            self._placing.place if placed else None,
+            functools.partial(self._placing.place, self.pipeline) if placed else None,
             first=cursor.step,
             end=self.plan.end,
             ahead=self.prefetch,
@@ -249,7 +251,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def batch_at(self, step: int) -> dict[str, Any]:
         """The batch of any step, wherever the loader is; it does not move."""
         step, placing = self.plan.checked_step(step), self._placing
-        return placing.finish(placing.place(self.pipeline.make(step, placing.placement.rows)))
+        made = self.pipeline.make(step, placing.placement.rows)
+        return placing.finish(placing.place(self.pipeline, made))
 
     def host_batch_at(self, step: int) -> Any:
         """The numpy batch of any step, all of its rows, before any device operator."""
@@ -273,12 +276,14 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
 
     def reset(self) -> None:
         """Go back to the start of a fresh run."""
-        self._move(self.plan.fresh(), 0)
+        self._move(self.plan.fresh(), 0, from_the_start(self.pipeline.source))
 
-    def _move(self, plan: Plan, step: int) -> None:
+    def _move(self, plan: Plan, step: int, source: Any = None) -> None:
         self.close()
-        same = plan == self.plan
-        pipeline = self.pipeline if same else self.pipeline.replaced(plan=plan)
+        pipeline = self.pipeline
+        source = pipeline.source if source is None else source
+        if plan != pipeline.plan or source is not pipeline.source:
+            pipeline = pipeline.replaced(plan=plan, source=source)
         # One assignment: an interrupt leaves the loader at the old place or at the new one.
         self._cursor = Cursor(pipeline, step)
         super().reset()
@@ -290,16 +295,11 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     # State
 
     def get_state(self) -> dict[str, Any]:
-        """The state document of the last batch delivered: JSON data of at most 1 KiB."""
-        plan = self.plan
-        return make_document(
-            step=self._cursor.step,
-            position=plan.position(self._cursor.step),
-            origin=(plan.origin_step, plan.origin_position),
-            batch_size=plan.batch_size,
-            remainder=plan.remainder,
-            fingerprint=self._fingerprint.digests,
-        )
+        """The state document of the last batch delivered: JSON data of at most 1 KiB.
+
+        Of a mixture, it is longer by its weights and, once they were changed, a position each.
+        """
+        return state_at(self._cursor.step, self.plan, self.pipeline.source, self._fingerprint)
 
     def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None:
         """Go on where the state was saved. Refused, the loader is as before.
@@ -307,9 +307,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         `allow_changes` names fields of the fingerprint that may differ: "order", "data.sample", or
         "data" for all of the data's.
         """
-        check_document(state)
-        self._fingerprint.refuse_differences(state["fingerprint"], allow_changes)
-        self._move(self.plan.resumed(state), state["step"])
+        here = self.plan, self.pipeline.source, self.pipeline.order, self._fingerprint
+        plan, source = resumed(state, allow_changes, *here)
+        self._move(plan, state["step"], source)
 
     # Lifecycle
 

@@ -23,6 +23,7 @@ from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_le
 from loader.records.stacking import is_ragged, zero_rows
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, with_record
+from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import is_thread_safe, locate, read_rows, varies_by_epoch
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 
@@ -100,7 +101,8 @@ class HostPipeline:
     def epoch(self) -> Iterator[Any]:
         """The batches of one epoch, each record once and no padding, whatever the plan says."""
         plan = Plan(self.plan.num_records, self.plan.batch_size)
-        pipeline = self.replaced(plan=plan, microbatches=None)
+        source = from_the_start(self.source)
+        pipeline = self.replaced(source=source, plan=plan, microbatches=None)
         for step in range(plan.steps_per_epoch):
             start, stop = plan.span(step)
             yield pipeline.batch(step, np.arange(stop - start))

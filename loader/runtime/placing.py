@@ -43,8 +43,8 @@ class Placing:
             )
         return self._placements[x64]
 
-    def place(self, made: Made) -> Made:
-        """The same on devices."""
+    def place(self, pipeline: HostPipeline, made: Made) -> Made:
+        """The same on devices. The pipeline that has made it knows its records."""
         began = time.perf_counter_ns()
         try:
             with traced("place"):
@@ -52,7 +52,7 @@ class Placing:
         except RowError as error:
             if error.row >= made.stop - made.start:  # padding has no record
                 raise ValueError(str(error)) from error
-            record = self._pipeline.record_at(made.start + error.row)
+            record = pipeline.record_at(made.start + error.row)
             raise ValueError(f"record {record}: {error}") from error
         times = {**made.times_ns, "place": time.perf_counter_ns() - began}
         return dataclasses.replace(made, batch=placed, times_ns=times)

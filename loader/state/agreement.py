@@ -37,10 +37,13 @@ def join_job() -> None:
     )
 
 
-def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: Any) -> None:
+def agree_on_start(
+    fingerprint: Mapping[str, str], plan: Plan, step: int, spec: Any, mixture: Any
+) -> None:
     """Before the first batch: raise `ValueError` unless all processes are to load the same.
 
     `spec` is that of a batch as the loop sees it: dtypes and shardings decide what each reads.
+    `mixture` is what the state says of one.
     """
     leaves = named_leaves(spec)
     meshes = {_mesh_in_words(leaf.sharding) for _, leaf in leaves}
@@ -51,6 +54,8 @@ def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: 
             "remainder": plan.remainder,
             "the last step": plan.end,
             "the next step": step,
+            "the next position": plan.position(step),
+            "a mixture": mixture,
             "jax_enable_x64": x64_enabled(),
             "a mesh": sorted(meshes),
             **{

@@ -60,8 +60,13 @@ class Fingerprint:
                 for name, value in self._values.items()
             }
 
-    def refuse_differences(self, saved: Mapping[str, str], allowed: Iterable[str]) -> None:
-        """Raise `ValueError` for every field that differs and is not allowed to."""
+    def refuse_differences(
+        self, saved: Mapping[str, str], allowed: Iterable[str], shown: Mapping[str, str]
+    ) -> None:
+        """Raise `ValueError` for every field that differs and is not allowed to.
+
+        `shown` says the difference in words, of fields of which more than digests is known.
+        """
         allowed = {allowed} if isinstance(allowed, str) else set(allowed)
         known = {*saved, *self.digests}
         for name in allowed:
@@ -77,8 +82,7 @@ class Fingerprint:
         ]
         if differing:
             lines = "\n".join(
-                f"  {field}: saved digest {saved.get(field, 'absent')}, here "
-                f"{self.digests.get(field, 'absent')}{self._words(field)}"
+                f"  {field}: {shown.get(field) or self._digests_in_words(field, saved)}"
                 for field in differing
             )
             names = ", ".join(repr(field) for field in differing)
@@ -89,11 +93,13 @@ class Fingerprint:
                 "LoaderRestore take allow_changes too"
             )
 
-    def _words(self, field: str) -> str:
+    def _digests_in_words(self, field: str, saved: Mapping[str, str]) -> str:
+        digests = f"saved digest {saved.get(field, 'absent')}, here"
         if field not in self._values:
-            return ""
+            return f"{digests} absent"
         text = json.dumps(describe(self._values[field]))
-        return f" ({text if len(text) <= 100 else text[:97] + '...'})"
+        text = text if len(text) <= 100 else text[:97] + "..."
+        return f"{digests} {self.digests[field]} ({text})"
 
 
 @contextlib.contextmanager
