@@ -27,10 +27,9 @@ from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
 from loader.runtime.placing import Placing
-from loader.runtime.stage_checks import refuse_unfit_stages
+from loader.runtime.stage_checks import chosen_sharder, refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.threads import Threads
-from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
 from loader.sources.mixture.mixture import from_the_start
@@ -48,6 +47,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.
     Batches go onto `mesh`, its data axes splitting the rows, or where `sharder` says; without
     either, onto the default device. A thread keeps `prefetch` of them ahead; 0 for no thread.
+    `with_index="record"` adds a leaf of that name with the number of each record, -1 in padding.
     A loader is its own iterator: it goes on where it is, and starts again once it has ended.
     """
 
@@ -61,6 +61,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         remainder: Remainder = "pad",
         steps: int | None = None,
         microbatches: int | None = None,
+        with_index: str | None = None,
         operators: Iterable[Any] = (),
         batcher: BatcherModule | None = None,
         mesh: Mesh | None = None,
@@ -76,25 +77,23 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         plan = Plan(len(source), batch_size, epochs, remainder, steps)
         self.operators = nnx.List(as_operators(operators))
         order = Sequential() if order is None else order
-        if mesh is not None and sharder is not None:
-            raise ValueError("mesh and sharder are both given: a MeshSharder has its mesh already")
         self.batcher = PadBatcher() if batcher is None else batcher
-        self.sharder = MeshSharder(mesh) if mesh is not None else sharder
+        self.sharder = chosen_sharder(mesh, sharder)
         self.workers = Threads() if workers is None else workers
         self.prefetch = prefetch
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
         self._recorder = Recorder()
-        self._arrange(source, order, plan, microbatches)
+        self._arrange(source, order, plan, microbatches, with_index)
         if knows_spec(source):  # known without reading: what is wrong is said now
             self.pipeline.specs.check_operators()
             if self.sharder is not None:
                 self.batch_spec()
 
-    def _arrange(self, source: Any, order: Order, plan: Plan, microbatches: int | None) -> None:
+    def _arrange(self, source: Any, order: Order, plan: Plan, *layout: Any) -> None:
         """Put the stages together, with the keys of their draws."""
         bound = [operator.bound(place, self.rngs) for place, operator in enumerate(self.operators)]
         on_host = sum(operator.on == "host" for operator in self.operators)
-        pipeline = HostPipeline(source, order, plan, bound[:on_host], self.batcher, microbatches)
+        pipeline = HostPipeline(source, order, plan, bound[:on_host], self.batcher, *layout)
         self._cursor = Cursor(pipeline)
         self._placing = Placing(pipeline, self.sharder, bound[on_host:])  # those come last
         keyed = [(o, one.key) for o, one in zip(self.operators, bound, strict=True)]
@@ -345,6 +344,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         new = super().copy(config=config, rngs=rngs, name=name)
         if rngs is not None:
             at, old = new._cursor, self.pipeline
-            new._arrange(old.source, old.order, old.plan, old.microbatches)
+            new._arrange(old.source, old.order, old.plan, old.microbatches, old.with_index)
             new._cursor.step, new._cursor.ended = at.step, at.ended
         return new

@@ -40,6 +40,7 @@ class Placing:
                 self._transforms,
                 pipeline.plan.batch_size,
                 pipeline.microbatches,
+                tuple(pipeline.index.leaves),
             )
         return self._placements[x64]
 

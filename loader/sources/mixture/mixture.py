@@ -22,6 +22,7 @@ from loader.sources.reading import (
     knows_spec,
     locate,
     read_rows,
+    record_numbers,
     record_spec,
     varies_by_epoch,
 )
@@ -123,6 +124,26 @@ class Mixture(Source):
             records = permute(offsets, len(source), keys)
             varies = varies_by_epoch(source)
             yield name, places, records + epochs * len(source) if varies else records
+
+    def record_numbers(self, indices: Int64s) -> dict[str, Any]:
+        """The number of each record within its component, and of the component in `names`."""
+        numbers, component = np.zeros(len(indices), np.int64), np.zeros(len(indices), np.int32)
+        for name, source in self._sources.items():
+            with _in_component(name):
+                if len(record_numbers(source, np.zeros(0, np.int64))) > 1:
+                    raise ValueError(
+                        "with_index has no meaning for a mixture inside a mixture: give all "
+                        "sources to one mixture"
+                    )
+        for name, places, records in self._asked(indices):
+            numbers[places] = record_numbers(self._sources[name], records)[""]
+            component[places] = self.names.index(name)
+        return {"": numbers, "_component": component}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the components, in the order in which they are numbered."""
+        return tuple(self._sources)
 
     @property
     def shares(self) -> dict[str, int]:
