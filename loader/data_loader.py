@@ -27,16 +27,16 @@ from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
 from loader.runtime.placing import Placing
-from loader.runtime.stage_checks import refuse_unfit_stages
+from loader.runtime.stage_checks import chosen_sharder, refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.threads import Threads
-from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
+from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import knows_spec
 from loader.state.agreement import agree_on_start, verify_batch
-from loader.state.document import check_document, make_document
 from loader.state.fingerprint import Fingerprint
+from loader.state.resuming import mixture_at, resumed, state_at
 from loader.state.save_and_restore import SaveAndRestore
 from loader.transforms.operator_module import as_operators
 
@@ -47,6 +47,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.
     Batches go onto `mesh`, its data axes splitting the rows, or where `sharder` says; without
     either, onto the default device. A thread keeps `prefetch` of them ahead; 0 for no thread.
+    `with_index="record"` adds a leaf of that name with the number of each record, -1 in padding.
     A loader is its own iterator: it goes on where it is, and starts again once it has ended.
     """
 
@@ -60,6 +61,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         remainder: Remainder = "pad",
         steps: int | None = None,
         microbatches: int | None = None,
+        with_index: str | None = None,
         operators: Iterable[Any] = (),
         batcher: BatcherModule | None = None,
         mesh: Mesh | None = None,
@@ -75,25 +77,23 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         plan = Plan(len(source), batch_size, epochs, remainder, steps)
         self.operators = nnx.List(as_operators(operators))
         order = Sequential() if order is None else order
-        if mesh is not None and sharder is not None:
-            raise ValueError("mesh and sharder are both given: a MeshSharder has its mesh already")
         self.batcher = PadBatcher() if batcher is None else batcher
-        self.sharder = MeshSharder(mesh) if mesh is not None else sharder
+        self.sharder = chosen_sharder(mesh, sharder)
         self.workers = Threads() if workers is None else workers
         self.prefetch = prefetch
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
         self._recorder = Recorder()
-        self._arrange(source, order, plan, microbatches)
+        self._arrange(source, order, plan, microbatches, with_index)
         if knows_spec(source):  # known without reading: what is wrong is said now
             self.pipeline.specs.check_operators()
             if self.sharder is not None:
                 self.batch_spec()
 
-    def _arrange(self, source: Any, order: Order, plan: Plan, microbatches: int | None) -> None:
+    def _arrange(self, source: Any, order: Order, plan: Plan, *layout: Any) -> None:
         """Put the stages together, with the keys of their draws."""
         bound = [operator.bound(place, self.rngs) for place, operator in enumerate(self.operators)]
         on_host = sum(operator.on == "host" for operator in self.operators)
-        pipeline = HostPipeline(source, order, plan, bound[:on_host], self.batcher, microbatches)
+        pipeline = HostPipeline(source, order, plan, bound[:on_host], self.batcher, *layout)
         self._cursor = Cursor(pipeline)
         self._placing = Placing(pipeline, self.sharder, bound[on_host:])  # those come last
         keyed = [(o, one.key) for o, one in zip(self.operators, bound, strict=True)]
@@ -160,12 +160,13 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         self.close()
         if placed and not cursor.agreed and jax.process_count() > 1:
             spec = self.batch_spec()
-            agree_on_start(self._fingerprint.digests, self.plan, cursor.step, spec)
+            mixture = mixture_at(self.plan.position(cursor.step), self.pipeline.source)
+            agree_on_start(self._fingerprint.digests, self.plan, cursor.step, spec, mixture)
             cursor.agreed = True
         cursor.placed = placed
         cursor.line = Line(
             functools.partial(self.pipeline.make, rows=rows),
-            self._placing.place if placed else None,
+            functools.partial(self._placing.place, self.pipeline) if placed else None,
             first=cursor.step,
             end=self.plan.end,
             ahead=self.prefetch,
@@ -249,7 +250,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def batch_at(self, step: int) -> dict[str, Any]:
         """The batch of any step, wherever the loader is; it does not move."""
         step, placing = self.plan.checked_step(step), self._placing
-        return placing.finish(placing.place(self.pipeline.make(step, placing.placement.rows)))
+        made = self.pipeline.make(step, placing.placement.rows)
+        return placing.finish(placing.place(self.pipeline, made))
 
     def host_batch_at(self, step: int) -> Any:
         """The numpy batch of any step, all of its rows, before any device operator."""
@@ -273,12 +275,14 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
 
     def reset(self) -> None:
         """Go back to the start of a fresh run."""
-        self._move(self.plan.fresh(), 0)
+        self._move(self.plan.fresh(), 0, from_the_start(self.pipeline.source))
 
-    def _move(self, plan: Plan, step: int) -> None:
+    def _move(self, plan: Plan, step: int, source: Any = None) -> None:
         self.close()
-        same = plan == self.plan
-        pipeline = self.pipeline if same else self.pipeline.replaced(plan=plan)
+        pipeline = self.pipeline
+        source = pipeline.source if source is None else source
+        if plan != pipeline.plan or source is not pipeline.source:
+            pipeline = pipeline.replaced(plan=plan, source=source)
         # One assignment: an interrupt leaves the loader at the old place or at the new one.
         self._cursor = Cursor(pipeline, step)
         super().reset()
@@ -290,16 +294,11 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     # State
 
     def get_state(self) -> dict[str, Any]:
-        """The state document of the last batch delivered: JSON data of at most 1 KiB."""
-        plan = self.plan
-        return make_document(
-            step=self._cursor.step,
-            position=plan.position(self._cursor.step),
-            origin=(plan.origin_step, plan.origin_position),
-            batch_size=plan.batch_size,
-            remainder=plan.remainder,
-            fingerprint=self._fingerprint.digests,
-        )
+        """The state document of the last batch delivered: JSON data of at most 1 KiB.
+
+        Of a mixture, it is longer by its weights and, once they were changed, a position each.
+        """
+        return state_at(self._cursor.step, self.plan, self.pipeline.source, self._fingerprint)
 
     def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None:
         """Go on where the state was saved. Refused, the loader is as before.
@@ -307,9 +306,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         `allow_changes` names fields of the fingerprint that may differ: "order", "data.sample", or
         "data" for all of the data's.
         """
-        check_document(state)
-        self._fingerprint.refuse_differences(state["fingerprint"], allow_changes)
-        self._move(self.plan.resumed(state), state["step"])
+        here = self.plan, self.pipeline.source, self.pipeline.order, self._fingerprint
+        plan, source = resumed(state, allow_changes, *here)
+        self._move(plan, state["step"], source)
 
     # Lifecycle
 
@@ -345,6 +344,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         new = super().copy(config=config, rngs=rngs, name=name)
         if rngs is not None:
             at, old = new._cursor, self.pipeline
-            new._arrange(old.source, old.order, old.plan, old.microbatches)
+            new._arrange(old.source, old.order, old.plan, old.microbatches, old.with_index)
             new._cursor.step, new._cursor.ended = at.step, at.ended
         return new

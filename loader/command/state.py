@@ -1,7 +1,8 @@
 """`gristmill state`: a state document in words, and two of them compared.
 
 A loader at one state can restore another if their fingerprints agree, or the change is allowed by
-name. Fingerprints are digests: that data, order or operators differ can be said, not how.
+name. Fingerprints are digests: that data, order or operators differ can be said, not how. Of a
+mixture, the weights are known.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from loader.state.finding import passed_over
 from loader.state.fingerprint import differing_fields, differing_operators
+from loader.state.resuming import SHARES, in_words
 
 State = Mapping[str, Any]
 
@@ -23,6 +25,7 @@ _FIELDS = {
     "order.seed": "the seed of the order",
     "operators": "the operators and the keys of their draws",
     "batcher": "the batcher",
+    SHARES: "the weights of the mixture",
     "data.length": "how many records there are",
     "data.spec": "what a record looks like",
     "data.sample": "the content of a few records",
@@ -35,18 +38,29 @@ def state_in_words(state: State) -> list[tuple[str, str]]:
     step = state["step"]
     counted = "steps are counted from the start"
     if tuple(state["origin"]) != (0, 0):
-        counted = "resumed there with another batch size, remainder or data, and counted from there"
+        counted = "resumed there with another batch size, remainder, data or weights"
     return [
         ("step", f"{step}: {_many(step, 'batch was', 'batches were')} delivered"),
         ("position", f"{state['position']}: the next record, counted over all epochs"),
         ("batch size", f"{state['batch_size']} rows"),
         ("remainder", state["remainder"]),
         ("origin", "step {}, position {}: {}".format(*state["origin"], counted)),
+        *_mixture_in_words(state),
         *(
             (f"fingerprint {field}", f"{digest}: {_field_in_words(field)}")
             for field, digest in state["fingerprint"].items()
         ),
         ("document", f"version {state['version']}, whole: its checksum is {state['checksum']}"),
+    ]
+
+
+def _mixture_in_words(state: State) -> list[tuple[str, str]]:
+    mixture = state.get("mixture", {})
+    said = [("weights", in_words(mixture["shares"]))] if mixture else []
+    positions = mixture.get("positions", {})
+    return said + [
+        (f"component {name}", f"{position}: its next record, counted over its epochs")
+        for name, position in sorted(positions.items())
     ]
 
 
@@ -84,13 +98,20 @@ def diff_states(first: State, second: State) -> list[Difference]:
     for field in _MAY_DIFFER:
         meaning = "may differ: a loader goes on at the same position"
         pairs.append(Difference(field, first[field], second[field], meaning))
-    ours, theirs = first["fingerprint"], second["fingerprint"]
+    ours, theirs = ({**state["fingerprint"], **_weights(state)} for state in (first, second))
+    if (SHARES in _weights(first)) != (SHARES in _weights(second)):  # then digests are compared
+        ours, theirs = first["fingerprint"], second["fingerprint"]
     for field in differing_fields(ours, theirs):
         values = ours.get(field, "absent"), theirs.get(field, "absent")
         places = differing_operators(ours, theirs) if field == "operators" else []
         which = "".join(f", operators[{place}]" for place in places)
         pairs.append(Difference(field, *values, f"refused unless {_allowing([field])}{which}"))
     return [pair for pair in pairs if pair.first != pair.second]
+
+
+def _weights(state: State) -> dict[str, str]:
+    """The weights of a mixture in words, in the place of their digest."""
+    return {SHARES: in_words(state["mixture"]["shares"])} if "mixture" in state else {}
 
 
 def needed_changes(first: State, second: State) -> list[str]:

@@ -88,7 +88,8 @@ class Plan:
         if since < 0:
             raise ValueError(
                 f"step {step} lies before step {self.origin_step}, at which this run was resumed "
-                "with another batch size, remainder or data: ask a loader with the settings of then"
+                "with another batch size, remainder, data or weights of a mixture: ask a loader "
+                "with the settings of then"
             )
         n, size = self.num_records, self.batch_size
         if self.remainder == "carry":
@@ -118,11 +119,11 @@ class Plan:
         """The plan of a run from its start."""
         return dataclasses.replace(self, origin_step=0, origin_position=0)
 
-    def resumed(self, state: Mapping[str, Any]) -> "Plan":
+    def resumed(self, state: Mapping[str, Any], *, anew: bool = False) -> "Plan":
         """The plan that goes on from a state document.
 
         Steps are counted from the document's origin if they then come to its position; else (the
-        batch size or the remainder has changed) from where the document was saved.
+        batch size or the remainder has changed), or with `anew`, from where it was saved.
         """
         step, position = state["step"], state["position"]
         kept, moved = (
@@ -130,7 +131,7 @@ class Plan:
             for at in (state["origin"], (step, position))
         )
         same = (state["batch_size"], state["remainder"]) == (self.batch_size, self.remainder)
-        same = same and step >= kept.origin_step and kept.position(step) == position
+        same = same and not anew and step >= kept.origin_step and kept.position(step) == position
         return kept if same else moved
 
     def checked_step(self, step: Any, after_the_end: int = 0) -> int:

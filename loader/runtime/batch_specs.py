@@ -23,6 +23,7 @@ from loader.records.spec import (
     without_rows,
 )
 from loader.records.stacking import is_ragged, zero_rows
+from loader.runtime.record_index import RecordIndex
 from loader.sources.reading import first_rows, locate, record_spec
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.transform import SpecUnknown, spec_after
@@ -37,11 +38,13 @@ class BatchSpecs:
         transforms: Sequence[BoundTransform],
         batcher: BatcherModule,
         microbatches: int | None,
+        index: RecordIndex,
     ) -> None:
         self._source = source
         self._transforms = transforms
         self._batcher = batcher
         self._microbatches = microbatches
+        self._index = index
         self.by_rows: dict[int, Any] = {}  # what `of_rows` has found
 
     @functools.cached_property
@@ -106,7 +109,7 @@ class BatchSpecs:
             except Exception:  # not made for zeros, or for None where a text should be
                 first = self._first_row()
                 spec = self._by_trial(jax.tree.map(lambda leaf: leaf.repeat(rows, axis=0), first))
-            self.by_rows[rows] = spec
+            self.by_rows[rows] = self._index.added_to_spec(spec, rows)
         return self.by_rows[rows]
 
     def _by_trial(self, rows: Any) -> Any:

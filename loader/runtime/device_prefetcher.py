@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Any, Generic, Self, TypeVar, cast
 
 import jax
+import numpy as np
 
+from loader.batchers import PadBatcher
 from loader.records.integers import checked_int
-from loader.records.spec import spec_of
+from loader.records.spec import named_leaves, spec_of
 from loader.runtime.cursor import Turns
 from loader.runtime.line import Line
-from loader.sharding.mesh_sharder import MeshSharder
+from loader.sharding.mesh_sharder import MeshSharder, RowsDoNotDivide
 from loader.sharding.placement import BatchPlacement
 
 T = TypeVar("T")
@@ -37,13 +39,21 @@ class DevicePrefetcher(Generic[T]):
     true to the last batch delivered. Such a stream resumes where it was, but it is not elastic: its
     state belongs to the number of processes, and to the batch size, it was saved with.
 
+    With `batch_size`, which counts rows of the whole job, every batch gets a `valid_mask` and a
+    short one is padded. Without it batches pass unchanged.
+
     One helper thread advances the iterator, and no other thread does. The iterator must give fresh
     arrays: JAX may alias a batch that has been placed, so an iterator that fills the same buffer
     again changes batches already delivered.
     """
 
     def __init__(
-        self, batches: Iterator[Any], sharder: MeshSharder | None = None, *, prefetch: int = 2
+        self,
+        batches: Iterator[Any],
+        sharder: MeshSharder | None = None,
+        *,
+        batch_size: int | None = None,
+        prefetch: int = 2,
     ) -> None:
         if not isinstance(sharder, MeshSharder | None):
             raise TypeError(
@@ -53,7 +63,7 @@ class DevicePrefetcher(Generic[T]):
         self._has_state = hasattr(self._batches, "get_state") and hasattr(
             self._batches, "set_state"
         )
-        self._placer = _Placer(sharder)
+        self._placer = _Placer(sharder, batch_size)
         self._prefetch = checked_int("prefetch", prefetch, 0)
         self._line: Line[tuple[Any, Any]] | None = None
         self._stuck: Line[tuple[Any, Any]] | None = None  # closed; its helper may have the iterator
@@ -184,12 +194,20 @@ class _Advance:
 class _Placer:
     """Places host batches; remembers where the leaves of each kind of batch go."""
 
-    def __init__(self, sharder: MeshSharder | None) -> None:
+    def __init__(self, sharder: MeshSharder | None, batch_size: int | None) -> None:
         self._sharder = sharder
+        self._rows: int | None = None  # of this process in every batch
+        if batch_size is not None:
+            self._rows = checked_int("batch_size", batch_size, 1)
+            if sharder is not None:
+                sharder.check_batch_size(self._rows, None)
+                self._rows = sharder.rows_here(self._rows)
         self._placements: dict[Any, BatchPlacement] = {}
 
     def __call__(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
         batch, state = made
+        if self._rows is not None:
+            batch = _padded(batch, self._rows)
         leaves, tree = jax.tree.flatten(batch)
         key = (tree, *((getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves))
         if key not in self._placements:
@@ -199,6 +217,28 @@ class _Placer:
         return self._placements[key].place(batch), state
 
     def _placement(self, batch: Any) -> BatchPlacement:
-        if self._sharder is not None:
+        if self._sharder is None:
+            return BatchPlacement(spec_of(batch), 1, None)
+        try:
             return self._sharder.placement_of(batch)
-        return BatchPlacement(spec_of(batch), 1, None)
+        except RowsDoNotDivide as error:
+            if self._rows is not None:
+                raise
+            raise ValueError(
+                f"a batch of the stream does not divide over the mesh ({error}). If it is a short "
+                "one, DevicePrefetcher(batches, sharder, batch_size=...) pads it to the rows of "
+                "the others and adds valid_mask to every batch"
+            ) from error
+
+
+def _padded(batch: Any, rows: int) -> dict[str, Any]:
+    """The batch with so many rows, zeros where it has fewer, and the mask."""
+    batch = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else np.asarray(leaf), batch)
+    counts = {name: leaf.shape[0] if leaf.shape else None for name, leaf in named_leaves(batch)}
+    count = next(iter(counts.values()), None)
+    if count is None or set(counts.values()) != {count} or count > rows:
+        raise ValueError(
+            f"with batch_size={rows} for this process, every leaf of a batch has the same number "
+            f"of rows, at most {rows}; the leaves here have {counts}"
+        )
+    return PadBatcher().collate(batch, np.arange(rows) < count)

@@ -23,6 +23,8 @@ from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_le
 from loader.records.stacking import is_ragged, to_one_shape, zero_rows
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, with_record
+from loader.runtime.record_index import RecordIndex
+from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import is_thread_safe, locate, read_rows, varies_by_epoch
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 
@@ -50,6 +52,7 @@ class HostPipeline:
         transforms: Sequence[BoundTransform],
         batcher: BatcherModule,
         microbatches: int | None,
+        with_index: str | None = None,
     ) -> None:
         self.source = source
         self.order = order
@@ -57,12 +60,14 @@ class HostPipeline:
         self.transforms = tuple(transforms)
         self.batcher = batcher
         self.microbatches = microbatches
+        self.with_index = with_index
+        self.index = RecordIndex(source, with_index)
         # `process` counts what it makes, in whatever thread: a loader counts for itself.
         self._batcher = batcher if batcher.made_by == "collate" else batcher.clone()
         self._order = OrderCache(order, plan.num_records, plan.batch_size)
         by_collate = batcher.made_by == "collate"
         self._batch_of = self._batcher.collate if by_collate else self._batcher.batch_of
-        self.specs = BatchSpecs(source, self.transforms, self._batcher, microbatches)
+        self.specs = BatchSpecs(source, self.transforms, self._batcher, microbatches, self.index)
         self._varies_by_epoch = varies_by_epoch(source)
         self._all_rows = np.arange(plan.batch_size)
 
@@ -78,7 +83,7 @@ class HostPipeline:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: all but what is remembered."""
-        names = ("source", "order", "plan", "transforms", "batcher", "microbatches")
+        names = ("source", "order", "plan", "transforms", "batcher", "microbatches", "with_index")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -100,7 +105,8 @@ class HostPipeline:
     def epoch(self) -> Iterator[Any]:
         """The batches of one epoch, each record once and no padding, whatever the plan says."""
         plan = Plan(self.plan.num_records, self.plan.batch_size)
-        pipeline = self.replaced(plan=plan, microbatches=None)
+        source = from_the_start(self.source)
+        pipeline = self.replaced(source=source, plan=plan, microbatches=None)
         for step in range(plan.steps_per_epoch):
             start, stop = plan.span(step)
             yield pipeline.batch(step, np.arange(stop - start))
@@ -117,6 +123,7 @@ class HostPipeline:
         wanted = self._all_rows if rows is None else rows
         valid = wanted < stop - start
         indices = self._indices(start, stop, None if rows is None else rows[valid])
+        numbers = self.index.of(indices, valid)
         began = time.perf_counter_ns()
         with traced("read"):
             read, indices = self._read(step, indices, valid)
@@ -128,7 +135,7 @@ class HostPipeline:
                     operated = self._operated(read, start + wanted[valid], valid)
             was_operated = time.perf_counter_ns()
             with traced("batch"):
-                batch = self._collated(operated, valid)
+                batch = self.index.added(self._collated(operated, valid), numbers, valid)
             spec = self.specs.by_rows.get(len(wanted)) or self.specs.of_rows(len(wanted))
             refuse_unlike(batch, spec, f"batch {step}")
         except RowError as error:

@@ -39,15 +39,21 @@ class Placing:
 
     def _placement(self) -> Placement:
         pipeline, spec = self._pipeline, self._pipeline.batch_spec()
-        size, microbatches = pipeline.plan.batch_size, pipeline.microbatches
         try:
-            return placement_of_batches(self._sharder, spec, self._transforms, size, microbatches)
+            return placement_of_batches(
+                self._sharder,
+                spec,
+                self._transforms,
+                pipeline.plan.batch_size,
+                pipeline.microbatches,
+                tuple(pipeline.index.leaves),
+            )
         except Unplaceable as error:
             pipeline.specs.explain_device_error(self._transforms, error)
             raise
 
-    def place(self, made: Made) -> Made:
-        """The same on devices."""
+    def place(self, pipeline: HostPipeline, made: Made) -> Made:
+        """The same on devices. The pipeline that has made it knows its records."""
         began = time.perf_counter_ns()
         try:
             with traced("place"):
@@ -55,7 +61,7 @@ class Placing:
         except RowError as error:
             if error.row >= made.stop - made.start:  # padding has no record
                 raise ValueError(str(error)) from error
-            record = self._pipeline.record_at(made.start + error.row)
+            record = pipeline.record_at(made.start + error.row)
             raise ValueError(f"record {record}: {error}") from error
         times = {**made.times_ns, "place": time.perf_counter_ns() - began}
         return dataclasses.replace(made, batch=placed, times_ns=times)

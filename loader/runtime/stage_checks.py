@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from loader.batchers import BatcherModule
 from loader.order.orders import Order
@@ -14,6 +15,13 @@ from loader.runtime.workers.threads import Threads
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
 from loader.transforms.operator_module import OperatorModule
+
+
+def chosen_sharder(mesh: Mesh | None, sharder: SharderModule | None) -> SharderModule | None:
+    """The sharder of a loader that was given a mesh, or a sharder, or neither."""
+    if mesh is not None and sharder is not None:
+        raise ValueError("mesh and sharder are both given: a MeshSharder has its mesh already")
+    return sharder if mesh is None else MeshSharder(mesh)
 
 
 def refuse_unfit_stages(

@@ -36,7 +36,8 @@ _INPUT, _DRAWS = "batch", "draws"
 class OperatedPlacement:
     """Places host batches, with the draws of their rows, and runs the device operators on them.
 
-    `place_output` says where the leaves of a batch of some spec go.
+    `place_output` says where the leaves of a batch of some spec go. Leaves `apart` pass unseen by
+    the operators, as the mask does.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class OperatedPlacement:
         batch_size: int,
         microbatches: int | None,
         place_output: Callable[[Spec], BatchPlacement],
+        apart: Sequence[str] = (),
     ) -> None:
         for name, leaf in named_leaves(spec):
             if device_dtype(leaf.dtype) is None:
                 raise unplaceable(name, leaf.dtype)
         self._spec = spec
         self._transforms = tuple(transforms)
+        self._apart = (VALID_MASK, *apart)
         count = sum(draws_of(bound.transform) for bound in transforms)
         self._rows_shape = rows_shape(batch_size, microbatches)
         taken = {_INPUT: spec}
@@ -98,7 +101,7 @@ class OperatedPlacement:
     def _on_rows(self, taken: dict[str, Any]) -> Any:
         batch, draws = taken[_INPUT], taken.get(_DRAWS)
         count = self._rows_shape[-1]
-        rows, apart = _rows_and_others(batch, count)
+        rows, apart = _rows_and_others(batch, count, self._apart)
         valid = apart.get(VALID_MASK, jnp.ones(count, bool))
         first = 0
         for bound in self._transforms:
@@ -115,19 +118,24 @@ class OperatedPlacement:
                     "is a dict, and must stay one"
                 )
             refuse_mask_key(rows)
+            if isinstance(rows, dict) and (twins := sorted(set(rows) & set(self._apart))):
+                raise ValueError(
+                    f"operator {bound.name} made the leaf {twins[0]!r}, the name under which a "
+                    "batch says which records it holds: give with_index another name"
+                )
         if VALID_MASK in apart:
             rows = jax.tree.map(lambda leaf: _zeroed(leaf, valid), rows)
         return {**rows, **apart} if apart else rows
 
 
-def _rows_and_others(batch: Any, count: int) -> tuple[Any, dict[str, Any]]:
-    """The leaves that have rows, and the rest of the batch: the mask, and what has no rows."""
+def _rows_and_others(batch: Any, count: int, others: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The leaves that have rows, and the rest: the mask and others by name, what has no rows."""
     if not isinstance(batch, dict):
         return batch, {}
     apart = {
         key: leaves
         for key, leaves in batch.items()
-        if key == VALID_MASK or any(leaf.shape[:1] != (count,) for leaf in jax.tree.leaves(leaves))
+        if key in others or any(leaf.shape[:1] != (count,) for leaf in jax.tree.leaves(leaves))
     }
     return {key: leaves for key, leaves in batch.items() if key not in apart}, apart
 
@@ -139,9 +147,7 @@ def _zeroed(leaf: Any, valid: Any) -> Any:
 def _input_shardings(taken: Spec, output: BatchPlacement, row_axes: int) -> Any:
     """Where inputs go: as in the output if they pass unchanged, else split by rows."""
     made = dict(jax.tree_util.tree_flatten_with_path(output.spec)[0])
-    mask = output.spec.get(VALID_MASK) if isinstance(output.spec, dict) else None
-    like = mask if mask is not None else next(iter(made.values()))
-    by_rows = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[:row_axes]))
+    by_rows = _by_rows(output, row_axes)
 
     def sharding(path: Any, spec: jax.ShapeDtypeStruct) -> Any:
         same = made.get(path[1:])
@@ -151,23 +157,40 @@ def _input_shardings(taken: Spec, output: BatchPlacement, row_axes: int) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, narrowed(taken))
 
 
+def _by_rows(output: BatchPlacement, row_axes: int) -> NamedSharding:
+    """How the mask of a batch is sharded, or the rows of its first leaf."""
+    mask = output.spec.get(VALID_MASK) if isinstance(output.spec, dict) else None
+    like = mask if mask is not None else jax.tree.leaves(output.spec)[0]
+    return NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[:row_axes]))
+
+
 def placement_of_batches(
     sharder: SharderModule | None,
     spec: Spec,
     transforms: Sequence[BoundTransform],
     batch_size: int,
     microbatches: int | None,
+    like_the_mask: Sequence[str] = (),
 ) -> Placement:
     """Where host batches of this spec go, by the sharder or to the default device.
 
-    `transforms` are the device operators.
+    `transforms` are the device operators. Leaves that are `like_the_mask` go where it goes, or
+    where the rows of a leaf go if there is no mask; rules and operators do not see them.
     """
 
     def place(spec: Spec) -> BatchPlacement:
         if sharder is None:
             return placement_on_default_device(spec, batch_size, microbatches)
-        return sharder.placement(spec, batch_size, microbatches)
+        if not like_the_mask:
+            return sharder.placement(spec, batch_size, microbatches)
+        others = {name: leaf for name, leaf in spec.items() if name not in like_the_mask}
+        placed = sharder.placement(others, batch_size, microbatches)
+        if placed.shardings is None:
+            return BatchPlacement(spec, batch_size, microbatches)
+        by_rows = _by_rows(placed, len(rows_shape(batch_size, microbatches)))
+        shardings = {**placed.shardings, **dict.fromkeys(like_the_mask, by_rows)}
+        return BatchPlacement(spec, batch_size, microbatches, shardings)
 
     if not transforms:
         return place(spec)
-    return OperatedPlacement(transforms, spec, batch_size, microbatches, place)
+    return OperatedPlacement(transforms, spec, batch_size, microbatches, place, like_the_mask)

@@ -38,6 +38,10 @@ LeafRule = tuple[str, PartitionSpec | tuple[Any, ...]]
 DATA_AXES = ("data", "fsdp", "dp", "batch")
 
 
+class RowsDoNotDivide(ValueError):
+    """The rows of a batch do not divide over the devices."""
+
+
 class MeshSharder(SharderModule):
     """Places batches on a mesh, leaf by leaf.
 
@@ -110,7 +114,7 @@ class MeshSharder(SharderModule):
                 below = batch_size // each * each
                 sizes = f"{below} or {below + each}" if below else str(each)
                 parts = f" in {microbatches} microbatches" if microbatches else ""
-                raise ValueError(
+                raise RowsDoNotDivide(
                     f"batch_size {batch_size}{parts} does not divide over the {shards} shards of "
                     f"mesh axes {names_of(entry)}: use {sizes}, or MeshSharder(mesh, "
                     "rules=[('.*', P())]) to replicate the batch"
@@ -172,18 +176,37 @@ class MeshSharder(SharderModule):
         shardings = self.shardings(spec, batch_size, microbatches)
         return BatchPlacement(spec, batch_size, microbatches, shardings)
 
+    def rows_here(self, batch_size: int) -> int:
+        """How many of the rows of a batch this process gives, where the batch comes in a stream."""
+        whole = self._times_here()
+        if batch_size % whole:
+            raise RowsDoNotDivide(
+                f"batch_size {batch_size} does not divide over the {whole} processes that hold "
+                f"different rows: use {-(-batch_size // whole) * whole}"
+            )
+        return batch_size // whole
+
+    def _times_here(self) -> int:
+        """How many times the rows of this process a batch of a stream has."""
+        counts = {self._processes_along(_row_entry(rule)) for _, rule in self._rules_or_default()}
+        if len(counts) != 1:
+            raise ValueError(
+                "on several processes, all leaves of a stream must split their rows alike"
+            )
+        return counts.pop()
+
     def placement_of(self, batch: Any) -> BatchPlacement:
         """Where the leaves of this host batch go; on several processes, it is this one's rows."""
         spec = spec_of(batch)
         if jax.process_count() == 1:
             return self.placement(spec, max(_row_counts(batch), default=1), None)
-        counts = {self._processes_along(_row_entry(rule)) for _, rule in self._rules_or_default()}
         rows = _row_counts(batch)
-        if len(counts) != 1 or len(rows) != 1:
+        if len(rows) != 1:
             raise ValueError(
-                "on several processes, all leaves of a stream must split their rows alike"
+                "on several processes, all leaves of a stream must have as many rows, got "
+                f"{sorted(rows)}"
             )
-        whole = rows.pop() * counts.pop()
+        whole = rows.pop() * self._times_here()
         spec = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct((whole, *s.shape[1:]), s.dtype) if s.shape else s, spec
         )

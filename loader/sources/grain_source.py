@@ -6,6 +6,7 @@ from typing import Any
 import grain
 
 from loader.records.digest import qualified_name
+from loader.records.integers import Int64s
 from loader.sources.reading import sampled_fingerprint
 from loader.sources.source import Source
 
@@ -54,6 +55,16 @@ class GrainSource(Source):
         if not self.varies_by_epoch and hasattr(self._dataset, "__getitems__"):
             return self._dataset.__getitems__(indices)
         return [self._dataset[index] for index in indices]
+
+    def record_numbers(self, indices: Int64s) -> dict[str, Any]:
+        """The numbers of elements; refused if they are other ones in each epoch."""
+        if any("Shuffle" in type(stage).__name__ for stage in _stages(self._dataset)):
+            raise ValueError(
+                "with_index has no meaning for a grain.MapDataset that shuffles: an element of it "
+                "is another record in each epoch. Leave out its shuffle, and give DataLoader(..., "
+                "order=Shuffle(seed, match_grain=True))"
+            )
+        return {"": indices % len(self)}
 
     def fingerprint(self) -> dict[str, Any]:
         names = [qualified_name(type(stage)) for stage in _stages(self._dataset)]

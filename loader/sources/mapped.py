@@ -10,7 +10,14 @@ from loader.records.errors import RowError
 from loader.records.integers import Int64s, checked_index
 from loader.records.spec import Spec, spec_of, without_rows
 from loader.sources.as_source import as_source
-from loader.sources.reading import fingerprint, locate, read_rows, record_spec, varies_by_epoch
+from loader.sources.reading import (
+    fingerprint,
+    locate,
+    read_rows,
+    record_numbers,
+    record_spec,
+    varies_by_epoch,
+)
 from loader.sources.source import Source
 from loader.transforms.bound_transform import apply_transforms
 from loader.transforms.operator_module import as_operators
@@ -74,6 +81,9 @@ class Mapped(Source):
         inner = fingerprint(self._source)
         before = [inner["mapped"]] if "mapped" in inner else []  # of a source that is mapped itself
         return {**inner, "mapped": [*before, self._digest]}
+
+    def record_numbers(self, indices: Int64s) -> dict[str, Any]:
+        return record_numbers(self._source, indices)
 
     def locate(self, record: int) -> str:
         return locate(self._source, record)

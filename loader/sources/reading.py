@@ -146,6 +146,17 @@ def locate(source: Any, record: int) -> str:
         return f"{number} ({source.locate(record)})"
 
 
+def record_numbers(source: Any, indices: Int64s) -> dict[str, Any]:
+    """The numbers of the records at these indices, under "": whatever the epoch, the same ones.
+
+    Of a mixture they are numbers within components, and "_component" has the number of each. The
+    keys are the ends of the names of leaves. `ValueError` where rows are not records of the source.
+    """
+    if hasattr(source, "record_numbers"):
+        return source.record_numbers(indices)
+    return {"": indices % len(source) if varies_by_epoch(source) else indices}
+
+
 def _owned(leaf: Any) -> Any:
     """The leaf, copied if it is a view: operators may write into it, and JAX may keep it."""
     if is_ragged(leaf):

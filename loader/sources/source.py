@@ -27,6 +27,8 @@ class Source:
       reading one.
     - `fingerprint() -> dict` of a few values that tell these records from others. By default it is
       the length, the spec and a digest of some records.
+    - `record_numbers(indices) -> dict`, for a source made of other sources: as
+      `loader.sources.reading.record_numbers`.
     - `locate(record: int) -> str`: where a record comes from, in words, for messages.
 
     A source without `gather` and `__getitems__` is read record by record.

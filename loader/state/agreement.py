@@ -51,10 +51,13 @@ def _report_error(before: Any, report: Path, kind: Any, error: Any, trace: Any) 
     write_whole(report, "".join(traceback.format_exception(kind, error, trace)).encode())
 
 
-def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: Any) -> None:
+def agree_on_start(
+    fingerprint: Mapping[str, str], plan: Plan, step: int, spec: Any, mixture: Any
+) -> None:
     """Before the first batch: raise `ValueError` unless all processes are to load the same.
 
     `spec` is that of a batch as the loop sees it: dtypes and shardings decide what each reads.
+    `mixture` is what the state says of one.
     """
     leaves = named_leaves(spec)
     agree(
@@ -64,6 +67,8 @@ def agree_on_start(fingerprint: Mapping[str, str], plan: Plan, step: int, spec: 
             "remainder": plan.remainder,
             "the last step": plan.end,
             "the next step": step,
+            "the next position": plan.position(step),
+            "a mixture": mixture,
             "jax_enable_x64": x64_enabled(),
             "a mesh": sorted({_mesh_in_words(leaf.sharding) for _, leaf in leaves}),
             **{

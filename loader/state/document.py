@@ -2,8 +2,10 @@
 
 The document describes the last batch delivered. It holds version, step, position, the origin from
 which steps are counted, batch size and remainder (a change of which moves the origin), one short
-digest per field of the fingerprint, and a checksum over all of that. It holds nothing about hosts,
-devices, workers or prefetch: there is one for the whole job, and process 0 writes it.
+digest per field of the fingerprint, and a checksum over all of that. Of a mixture it also holds the
+shares of its components and, once they were changed, how many records each has given. It holds
+nothing about hosts, devices, workers or prefetch: there is one for the whole job, and process 0
+writes it.
 """
 
 import hashlib
@@ -30,8 +32,10 @@ _TYPES = {
     "fingerprint": dict,
     "checksum": str,
 }
+_MIXTURE = "mixture"  # only in the documents of one, and not in those before it was kept
 _LARGEST_COUNT = 2**63
-_MOST_BYTES = 64 * 1024  # of a file that may be a document: real ones have at most one of them
+# Of a file that may be a document. Real ones have one KiB, and about 100 bytes for each component.
+_MOST_BYTES = 1024 * 1024
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -43,6 +47,7 @@ def make_document(
     batch_size: int,
     remainder: str,
     fingerprint: Mapping[str, str],
+    mixture: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The state document with its checksum."""
     body = {
@@ -53,6 +58,7 @@ def make_document(
         "batch_size": batch_size,
         "remainder": remainder,
         "fingerprint": dict(fingerprint),
+        **({} if mixture is None else {_MIXTURE: dict(mixture)}),
     }
     return {**body, "checksum": _checksum(body)}
 
@@ -66,7 +72,7 @@ def check_document(state: Any) -> None:
     version = state.get("version")
     if type(version) is int and version != STATE_VERSION:
         raise _other_version(version, state.get("step"))
-    if set(map(str, state)) != set(_TYPES):
+    if set(map(str, state)) - {_MIXTURE} != set(_TYPES):
         raise damaged(f"it has the keys {_short(sorted(map(str, state)))}, expected {list(_TYPES)}")
     for name, kind in _TYPES.items():
         if type(state[name]) is not kind:
@@ -77,8 +83,28 @@ def check_document(state: Any) -> None:
     for field, value in state["fingerprint"].items():
         if type(field) is not str or type(value) is not str or len(value) != DIGEST_HEX_DIGITS:
             raise damaged(f"fingerprint field {_short(field)} is {_short(value)}")
+    if _MIXTURE in state:
+        _check_mixture(state[_MIXTURE])
     if state["checksum"] != _checksum({k: v for k, v in state.items() if k != "checksum"}):
         raise damaged("its checksum does not match its contents")
+
+
+def _check_mixture(mixture: Any) -> None:
+    """Raise if this is not shares by name and, if there are any, positions by the same names."""
+    names = set(mixture) if type(mixture) is dict else set()
+    if names not in ({"shares"}, {"shares", "positions"}):
+        raise damaged(f"mixture is {_short(mixture)}, expected shares and positions")
+    for field, counts in mixture.items():
+        if type(counts) is not dict or set(counts) != set(mixture["shares"]) or not counts:
+            raise damaged(f"the {field} of mixture are not those of its components")
+        for name, count in counts.items():
+            least = 1 if field == "shares" else 0
+            if (
+                type(name) is not str
+                or type(count) is not int
+                or not (least <= count < _LARGEST_COUNT)
+            ):
+                raise damaged(f"the {field} of component {_short(name)} is {_short(count)}")
 
 
 def _other_version(version: int, step: Any) -> ValueError:

@@ -90,8 +90,13 @@ class Fingerprint:
         each = {f"operators.{n}": digest(one) for n, one in enumerate(self._values["operators"])}
         return whole if len(json.dumps({**whole, **each})) > _LONGEST else {**whole, **each}
 
-    def refuse_differences(self, saved: Mapping[str, str], allowed: Iterable[str]) -> None:
-        """Raise `ValueError` for every field that differs and is not allowed to."""
+    def refuse_differences(
+        self, saved: Mapping[str, str], allowed: Iterable[str], shown: Mapping[str, str]
+    ) -> None:
+        """Raise `ValueError` for every field that differs and is not allowed to.
+
+        `shown` says the difference in words, of fields of which more than digests is known.
+        """
         allowed = {allowed} if isinstance(allowed, str) else set(allowed)
         known = {field for field in (*saved, *self.digests) if not _of_one_operator(field)}
         for name in allowed:
@@ -106,21 +111,22 @@ class Fingerprint:
         ]
         if differing:
             lines = "\n".join(
-                f"  {field}: saved digest {saved.get(field, 'absent')}, here "
-                f"{self.digests.get(field, 'absent')}{self._words(field, saved)}"
+                f"  {field}: {shown.get(field) or self._digests_in_words(field, saved)}"
                 for field in differing
             )
             raise FingerprintMismatch(differing, lines)
 
-    def _words(self, field: str, saved: Mapping[str, str]) -> str:
+    def _digests_in_words(self, field: str, saved: Mapping[str, str]) -> str:
+        digests = f"saved digest {saved.get(field, 'absent')}, here"
         if field not in self._values:
-            return ""
+            return f"{digests} absent"
         if field == "operators" and (places := differing_operators(saved, self.digests)):
             named = dict(enumerate(self._labels))
             words = [f"operators[{n}] {named.get(n, 'is not there now')}" for n in places]
-            return f" ({', '.join(words)})"
+            return f"{digests} {self.digests[field]} ({', '.join(words)})"
         text = json.dumps(describe(self._values[field]))
-        return f" ({text if len(text) <= 100 else text[:97] + '...'})"
+        text = text if len(text) <= 100 else text[:97] + "..."
+        return f"{digests} {self.digests[field]} ({text})"
 
 
 def differing_fields(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:

@@ -208,3 +208,57 @@ def test_a_prefetcher_places_by_the_settings_it_began_with():
             n = next(prefetcher)["n"]
             assert (int(n[0]), n.dtype, n.devices()) == (number, np.int32, {jax.devices()[0]})
     prefetcher.close()
+
+
+def short_last(counts: list[int]) -> Iterator[Any]:
+    first = 0
+    for count in counts:
+        yield {"x": first + np.arange(count * 3.0).reshape(count, 3), "n": first + np.arange(count)}
+        first += 100
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_with_batch_size_every_batch_has_a_mask_and_a_short_one_is_padded(prefetch: int):
+    mesh = jax.make_mesh((8,), ("data",))
+    rules = [("x", P("data")), ("n", P("data"))]
+    for sharder in (None, MeshSharder(mesh), MeshSharder(mesh, rules)):
+        with DevicePrefetcher(
+            short_last([16, 16, 5]), sharder, batch_size=16, prefetch=prefetch
+        ) as batches:
+            placed = list(batches)
+        for batch, given in zip(placed, short_last([16, 16, 5]), strict=True):
+            count = len(given["n"])
+            assert {name: leaf.shape[0] for name, leaf in batch.items()} == {
+                "x": 16, "n": 16, "valid_mask": 16
+            }  # fmt: skip
+            np.testing.assert_array_equal(batch["valid_mask"], np.arange(16) < count)
+            for name, leaf in given.items():
+                np.testing.assert_array_equal(np.asarray(batch[name])[:count], leaf)
+                assert not np.asarray(batch[name])[count:].any()
+            assert batch["valid_mask"].sharding == batch["n"].sharding
+    (bare,) = DevicePrefetcher(iter([np.arange(3)]), batch_size=4)
+    assert set(bare) == {"data", "valid_mask"}
+
+
+def test_without_batch_size_batches_pass_unchanged_and_an_odd_one_names_the_option():
+    sharder = MeshSharder(jax.make_mesh((8,), ("data",)))
+    batches = DevicePrefetcher(short_last([16, 8, 5]), sharder)
+    assert [set(next(batches)), len(next(batches)["n"])] == [{"x", "n"}, 8]
+    with pytest.raises(ValueError, match=r"batch_size 5 does not divide.*batch_size=\.\.\.\) pads"):
+        next(batches)
+
+
+def test_a_batch_size_that_does_not_fit_is_refused():
+    sharder = MeshSharder(jax.make_mesh((8,), ("data",)))
+    with pytest.raises(ValueError, match="batch_size 12 does not divide over the 8 shards"):
+        DevicePrefetcher(short_last([12]), sharder, batch_size=12)
+    with pytest.raises(ValueError, match="batch_size must be"):
+        DevicePrefetcher(short_last([12]), batch_size=0)
+    with pytest.raises(ValueError, match=r"at most 8; the leaves here have \{'n': 12, 'x': 12\}"):
+        next(DevicePrefetcher(short_last([12]), batch_size=8))
+    odd = [{"x": np.zeros(3), "n": 7}]
+    with pytest.raises(ValueError, match=r"the leaves here have \{'n': None, 'x': 3\}"):
+        next(DevicePrefetcher(iter(odd), batch_size=8))
+    masked = [{"x": np.zeros(3), "valid_mask": np.ones(3, bool)}]
+    with pytest.raises(ValueError, match="have a leaf called 'valid_mask'"):
+        next(DevicePrefetcher(iter(masked), batch_size=8))

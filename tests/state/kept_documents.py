@@ -209,6 +209,14 @@ def mixture(folder: Path, weight: float = 3) -> Mixture:
     return Mixture({"web": (parts["web"], weight), "books": (parts["books"], 1)}, seed=2)
 
 
+def reweighted(folder: Path) -> DataLoader:
+    """A run whose weights were changed after two batches."""
+    before, after = make(mixture(folder, 5)), make(mixture(folder))
+    before.seek(2)
+    after.set_state(before.get_state(), allow_changes={"data.shares"})
+    return after
+
+
 def packed(folder: Path, seed: int = 4) -> Packed:
     return Packed(Tokens(), LENGTHS, 8, seed, pad_value=-1)
 
@@ -272,6 +280,10 @@ KEPT: dict[str, Kept] = {
     "source-grain": of(grain_dataset, "data.sample", 6),
     "source-of-a-user": on(Texts())("operators", operators=[Tokenize(), PadTokens("tokens", 25)]),
     "source-mixture": of(mixture, "data.shares", 4),
+    "source-mixture-weights": of(mixture, "data.shares", 4),
+    "source-mixture-changed": Kept(
+        reweighted, lambda folder: make(mixture(folder, 4)), "data.shares"
+    ),
     "source-packed": of(packed, "data.pack", 5),
     "source-mapped": of(mapped, "data.mapped", False, operators=[PadTokens("tokens", 32)]),
     "operators-images": on(PICTURES, operators=images())("operators", operators=images(2)),

@@ -107,6 +107,10 @@ for number, batch in enumerate(DevicePrefetcher(iter(own), MeshSharder(mesh))):
     assert batch["x"].shape == (8,)
     for shard in batch["x"].addressable_shards:
         np.testing.assert_array_equal(shard.data, (np.arange(8) + 100 * number)[shard.index])
+short = DevicePrefetcher(iter([{"x": own[0]["x"][:3]}]), MeshSharder(mesh), batch_size=8)
+(batch,) = short  # the rows of the whole job, of which each process gives half
+for shard in batch["valid_mask"].addressable_shards:
+    np.testing.assert_array_equal(shard.data, (np.arange(8) % 4 < 3)[shard.index])
 report(number)
 jax.distributed.shutdown()
 """

@@ -112,7 +112,8 @@ def _arguments(reader: Reader, settings: Any, sharder: Any) -> dict[str, Any] | 
         **common,
         **{name: None if part is MISSING else part for name, part in given.items()},
         "epochs": None if settings.epochs == "endless" else settings.epochs,
-        **{key: getattr(settings, key) for key in ("remainder", "steps", "microbatches")},
+        **{key: getattr(settings, key) for key in ("remainder", "steps")},
+        **{key: getattr(settings, key) for key in ("microbatches", "with_index")},
     }
 
 

@@ -34,6 +34,7 @@ class LoaderSettings:
     remainder: Remainder = "pad"
     steps: int | None = None
     microbatches: int | None = None
+    with_index: str | None = None
     threads: int = 0
     prefetch: int = 2
 

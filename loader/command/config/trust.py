@@ -15,8 +15,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import loader
-import operators
 from loader.command.config.problems import one_line
 
 
@@ -33,10 +31,12 @@ def imported(reference: Any) -> Any:
 def refuse_untrusted(reference: Any, trusted: Iterable[str]) -> None:
     """Raise `ValueError` if a configuration may not name this."""
     module = _module_of(reference)
+    name = reference.partition(":")[2]
     if any(reference == one or f"{module}.".startswith(f"{one}.") for one in trusted):
         return
-    ours = [f"{package.__name__}:{n}" for package in (loader, operators) for n in package.__all__]
-    if reference in ours or (_is_here(module) and _is_its_own(reference, module)):
+    if module in ("loader", "operators") and name in imported(f"{module}:__all__"):
+        return
+    if _is_here(module) and _is_its_own(reference, module):
         return
     raise ValueError(
         f"{reference!r} is not a name of loader, of operators or of a module in the working "

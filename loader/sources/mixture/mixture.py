@@ -1,6 +1,7 @@
 """A source that mixes others in fixed proportions, which hold everywhere and not on average."""
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -21,6 +22,7 @@ from loader.sources.reading import (
     knows_spec,
     locate,
     read_rows,
+    record_numbers,
     record_spec,
     varies_by_epoch,
 )
@@ -67,6 +69,8 @@ class Mixture(Source):
                     "all weights, too little to be counted: make it larger, or leave it out"
                 )
         self._mixing = Mixing.of(list(self._shares.values()), self._seed)
+        # How much further each component is than these weights say: not 0 once they were changed.
+        self._ahead = np.zeros(len(self._shares), np.int64)
         specs: dict[str, Spec] = {}
         for name, source in self._sources.items():
             with _in_component(name):
@@ -105,10 +109,12 @@ class Mixture(Source):
 
     def _asked(self, positions: Int64s) -> Iterator[tuple[str, Int64s, Int64s]]:
         """Of each component: which of the positions it has, and its records there."""
-        if positions.min() < 0:
+        if positions.size and positions.min() < 0:
             raise IndexError(f"record {positions.min()} of a mixture: records count from 0")
         components = self._mixing.components(positions)
-        own = self._mixing.before(positions, components)
+        own = self._mixing.before(positions, components) + self._ahead[components]
+        if own.size and own.min() < 0:
+            raise IndexError("these positions of a mixture are before its weights were changed")
         for number, (name, source) in enumerate(self._sources.items()):
             places = np.flatnonzero(components == number)
             if not places.size:
@@ -118,6 +124,72 @@ class Mixture(Source):
             records = permute(offsets, len(source), keys)
             varies = varies_by_epoch(source)
             yield name, places, records + epochs * len(source) if varies else records
+
+    def record_numbers(self, indices: Int64s) -> dict[str, Any]:
+        """The number of each record within its component, and of the component in `names`."""
+        numbers, component = np.zeros(len(indices), np.int64), np.zeros(len(indices), np.int32)
+        for name, source in self._sources.items():
+            with _in_component(name):
+                if len(record_numbers(source, np.zeros(0, np.int64))) > 1:
+                    raise ValueError(
+                        "with_index has no meaning for a mixture inside a mixture: give all "
+                        "sources to one mixture"
+                    )
+        for name, places, records in self._asked(indices):
+            numbers[places] = record_numbers(self._sources[name], records)[""]
+            component[places] = self.names.index(name)
+        return {"": numbers, "_component": component}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the components, in the order in which they are numbered."""
+        return tuple(self._sources)
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """The part of each component, in 1,024,000ths."""
+        return dict(self._shares)
+
+    @property
+    def has_other_positions(self) -> bool:
+        """Whether components are elsewhere than these weights alone would have brought them."""
+        return bool(self._ahead.any())
+
+    def own_positions(
+        self, position: int, shares: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """How many records of each component come before a position.
+
+        With `shares`, of components in these parts from the start on, and with the same seed.
+        """
+        parts = dict(sorted((self._shares if shares is None else shares).items()))
+        mixing = self._mixing if shares is None else Mixing.of(list(parts.values()), self._seed)
+        numbers = np.arange(len(parts))
+        own = mixing.before(np.full_like(numbers, position), numbers)
+        own = own + self._ahead if shares is None else own
+        return dict(zip(parts, own.tolist(), strict=True))
+
+    def going_on(self, position: int, own: Mapping[str, int]) -> "Mixture":
+        """This mixture after `position`, before which each component has given `own` records.
+
+        A component that is not in `own` begins at its start.
+        """
+        fresh = self.from_the_start()
+        before = fresh.own_positions(position)
+        ahead = np.array([own.get(name, 0) - before[name] for name in before], np.int64)
+        if not ahead.any():
+            return fresh
+        new = copy.copy(self)  # the components are shared
+        new._ahead = ahead
+        return new
+
+    def from_the_start(self) -> "Mixture":
+        """This mixture as if its weights had never been changed."""
+        if not self.has_other_positions:
+            return self
+        new = copy.copy(self)
+        new._ahead = np.zeros_like(self._ahead)
+        return new
 
     def record_spec(self) -> Spec:
         return self._spec
@@ -141,6 +213,11 @@ class Mixture(Source):
     def __repr__(self) -> str:
         parts = ", ".join(f"{n!r}: {s / CYCLE:.1f}" for n, s in self._shares.items())
         return f"Mixture({{{parts}}} in {BLOCK}, {len(self)} records)"
+
+
+def from_the_start(source: Any) -> Any:
+    """The source; a mixture as if its weights had never been changed."""
+    return source.from_the_start() if isinstance(source, Mixture) else source
 
 
 @contextlib.contextmanager

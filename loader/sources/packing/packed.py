@@ -118,6 +118,13 @@ class Packed(Source):
         lengths = content_key((before and digest(before), self._lengths))
         return {**inner, "pack": self._settings, "pack.lengths": lengths}
 
+    def record_numbers(self, indices: Int64s) -> dict[str, Any]:
+        raise ValueError(
+            "with_index has no meaning for Packed: a row holds several records. To know them, give "
+            "each record a leaf with its number for every token, and pack it too: "
+            "Packed(..., leaf=['tokens', 'number'])"
+        )
+
     def locate(self, row: int) -> str:
         """The records that are in this row."""
         pieces, _ = self._plan.pieces(np.array([row]))

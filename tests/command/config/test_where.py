@@ -1,5 +1,6 @@
 """A mistake that an operator makes is told at its line, in the words of a configuration."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ def when_it_is_not_zeros(rows):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("broken_operators", None)  # of another folder
     np.save("x.npy", np.arange(1, 13 * 48 + 1, dtype=np.float32).reshape(13, 4, 4, 3))
     (tmp_path / "broken_operators.py").write_text(CODE)
     return tmp_path
