@@ -460,16 +460,18 @@ def test_a_filter_masks_rows_and_changes_no_shape():
                 [GrainFilter()], batcher=DefaultBatcher(), remainder="drop", batch_size=23
             ).host_batches()
         )
-    with pytest.raises(ValueError, match="must return a bool for each"):
-        next(loader_of([OperatorModule(_BadFilter())]).host_batches())
+    for mask in ((True,) * 3, (1.0,) * 8):  # too few, and not bools
+        with pytest.raises(ValueError, match="must return a bool for each"):
+            next(loader_of([OperatorModule(_BadFilter(mask))]).host_batches())
 
 
 @dataclasses.dataclass(frozen=True)
 class _BadFilter:
+    mask: tuple[Any, ...]
     filters = True
 
     def __call__(self, rows: Any) -> Any:
-        return np.ones(3)
+        return np.array(self.mask)
 
 
 def test_operators_count_and_are_modules():
