@@ -123,6 +123,8 @@ def test_what_a_loader_refuses_is_what_the_difference_names(
         allowing = "allow_changes={" + ", ".join(map(repr, needed)) + "}"
         assert allowing in str(raised.value)
         assert allowing in restoring_in_words(first, second)
+        options = " ".join(f"--allow {field}" for field in needed)
+        assert f"{options} of scripts/train.py" in restoring_in_words(first, second)
     loader.set_state(first, allow_changes=needed)
 
 

@@ -125,7 +125,11 @@ def test_when_the_launcher_is_killed_its_processes_end(tmp_path: Path):
     assert set().union(*map(listening_addresses, processes)) == {"127.0.0.1"}
     child.kill()
     child.wait()
-    wait_until(lambda: not processes_of(tmp_path))
+    try:
+        wait_until(lambda: not processes_of(tmp_path))
+    finally:
+        for process in processes_of(tmp_path):
+            os.kill(int(process), signal.SIGKILL)
 
 
 def test_what_the_command_itself_has_started_ends_too(
