@@ -27,7 +27,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
-from loader import DataLoader, Shuffle
+from loader import DataLoader, Shuffle, masked_mean
 from loader.state.agreement import join_job
 
 RECORDS, EPOCHS, BATCH_SIZE = 1000, 2, 24
@@ -65,7 +65,7 @@ def train(folder: Path) -> None:
         def loss_of(params: Any) -> jax.Array:
             model = nnx.merge(graph, params)
             error = model(batch["x"])[:, 0] - batch["y"]
-            return (error**2 * valid).sum() / valid.sum()
+            return masked_mean(error**2, valid)
 
         loss, gradient = jax.value_and_grad(loss_of)(state["params"])
         updates, opt = optimizer.update(gradient, state["opt"])

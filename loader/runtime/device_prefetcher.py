@@ -34,11 +34,13 @@ class _At:
 class DevicePrefetcher(Generic[T]):
     """Any iterator of host batches, placed on devices ahead of the loop.
 
-    `sharder` places them by its rules; without one they go to the default device. Around an
-    iterator with `get_state` and `set_state`, such as any `grain.DatasetIterator`, it has them too,
-    true to the last batch delivered. With `batch_size`, which counts rows of the whole job, every
-    batch gets a `valid_mask` and a short one is padded; without, they pass unchanged. Such a stream resumes where it was, but it is not elastic: its
-    state belongs to the number of processes, and to the batch size, it was saved with.
+    `sharder` places them by its rules; without one they go to the default device. With
+    `batch_size`, which counts rows of the whole job, every batch gets a `valid_mask` and a short
+    one is padded; without it, batches pass unchanged.
+
+    Around an iterator with `get_state` and `set_state`, such as any `grain.DatasetIterator`, it has
+    them too, true to the last batch delivered. Such a stream resumes where it was, but it is not
+    elastic: its state belongs to the number of processes, and to the batch size, it was saved with.
 
     One helper thread advances the iterator, and no other thread does. The iterator must give fresh
     arrays: JAX may alias a batch that has been placed, so an iterator that fills the same buffer
