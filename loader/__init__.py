@@ -15,6 +15,7 @@ from loader.modules.structural import StructuralConfig, StructuralModule
 from loader.order.orders import BlockShuffle, Order, Sequential, Shuffle
 from loader.partition import PartitionAxis, PartitionManager
 from loader.records.errors import RowError
+from loader.records.masked_mean import masked_mean
 from loader.runtime.device_prefetcher import DevicePrefetcher
 from loader.runtime.epochs import Epoch
 from loader.runtime.workers.threads import Threads
@@ -95,6 +96,7 @@ __all__ = [
     "TokenWindows",
     "index_lengths",
     "join_job",
+    "masked_mean",
 ]
 
 _IMPORTED_WHEN_ASKED_FOR = {

@@ -27,7 +27,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
-from loader import DataLoader, Shuffle, join_job
+from loader import DataLoader, Shuffle, join_job, masked_mean
 
 RECORDS, EPOCHS, BATCH_SIZE = 1000, 2, 24
 TARGET = np.array([1.0, -2.0, 3.0, 0.5], np.float32)
@@ -64,7 +64,7 @@ def train(folder: Path) -> None:
         def loss_of(params: Any) -> jax.Array:
             model = nnx.merge(graph, params)
             error = model(batch["x"])[:, 0] - batch["y"]
-            return (error**2 * valid).sum() / valid.sum()
+            return masked_mean(error**2, valid)
 
         loss, gradient = jax.value_and_grad(loss_of)(state["params"])
         updates, opt = optimizer.update(gradient, state["opt"])

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
-from loader import DataLoader, Shuffle
+from loader import DataLoader, Shuffle, masked_mean
 
 CLASSES, RECORDS = 10, 5000
 
@@ -44,8 +44,7 @@ class Model(nnx.Module):
 
 def loss_of(model: Model, batch: dict[str, jax.Array]) -> jax.Array:
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["label"])
-    valid = batch["valid_mask"]
-    return (losses * valid).sum() / valid.sum()  # rows that are padding do not count
+    return masked_mean(losses, batch["valid_mask"])  # rows that are padding do not count
 
 
 @nnx.jit

@@ -2,7 +2,8 @@
 
 A rule is a regular expression on the name of a leaf and a `PartitionSpec` or logical axes; the
 first rule that is found in the name counts. The mask takes a rule that matches its whole name, else
-it follows the rows of the leaves. Nothing is corrected: what does not fit is refused by name.
+it follows the rows of the leaves. Under `microbatches=m` a rule called "microbatches" is for the
+axis of microbatches, in front of all leaves; other rules begin at the rows. Nothing is corrected: what does not fit is refused by name.
 Logical axes become mesh axes through `logical_rules`: pairs of names, or a `PartitionAxis`.
 """
 
@@ -33,6 +34,9 @@ from loader.sharding.sharder_module import (
 )
 
 LeafRule = tuple[str, PartitionSpec | tuple[Any, ...]]
+
+#: The rule for the axis of microbatches, unless a leaf is called so.
+MICROBATCHES = "microbatches"
 
 #: Mesh axes over which the rows of a batch are split when no rule says otherwise.
 DATA_AXES = ("data", "fsdp", "dp", "batch")
@@ -125,7 +129,8 @@ class MeshSharder(SharderModule):
     ) -> Any:
         """The tree of `NamedSharding`s for batches of this spec."""
         leaves = dict(named_leaves(spec))
-        specs = self._specs_by_rules(leaves, microbatches)
+        rules, over = self._rules_and_microbatch_entry(leaves, microbatches)
+        specs = self._specs_by_rules(rules, leaves, microbatches)
         if batch_size is not None:
             rows = rows_shape(batch_size, microbatches)
             aligned = [name for name, leaf in leaves.items() if leaf.shape[: len(rows)] == rows]
@@ -133,7 +138,7 @@ class MeshSharder(SharderModule):
             self._refuse_rows(batch_size, microbatches, list(entries))
         shardings = []
         for name, leaf in leaves.items():
-            whole = specs[name] if microbatches is None else PartitionSpec(None, *specs[name])
+            whole = specs[name] if microbatches is None else PartitionSpec(over, *specs[name])
             try:
                 refuse_misfit(leaf.shape, whole, self.mesh)
             except ValueError as error:
@@ -141,11 +146,32 @@ class MeshSharder(SharderModule):
             shardings.append(NamedSharding(self.mesh, whole))
         return jax.tree.unflatten(jax.tree.structure(spec), shardings)
 
-    def _specs_by_rules(
+    def _rules_and_microbatch_entry(
         self, leaves: dict[str, Any], microbatches: int | None
+    ) -> tuple[list[tuple[str, PartitionSpec]], Any]:
+        """The rules for leaves, and over what the axis of microbatches is split: None for nothing.
+
+        Where there is no such axis, or a leaf of that name, all rules are for leaves.
+        """
+        rules = self._rules_or_default()
+        if microbatches is None or any(_matches(MICROBATCHES, name) for name in leaves):
+            return rules, None
+        own = [spec for regex, spec in rules if regex == MICROBATCHES]
+        if any(entry is not None for spec in own for entry in spec[1:]):
+            raise ValueError(
+                f"the rule {MICROBATCHES!r} is for one axis, got {own[0]}: other rules say how "
+                "rows are split, such as ('.*', P())"
+            )
+        others = [(regex, spec) for regex, spec in rules if regex != MICROBATCHES]
+        return others, _row_entry(own[0]) if own else None
+
+    def _specs_by_rules(
+        self,
+        rules: list[tuple[str, PartitionSpec]],
+        leaves: dict[str, Any],
+        microbatches: int | None,
     ) -> dict[str, PartitionSpec]:
         """The spec of each leaf, without the axis of microbatches, as the rules say."""
-        rules = self._rules_or_default()
         specs: dict[str, PartitionSpec] = {}
         for name, leaf in leaves.items():
             found = next((spec for regex, spec in rules if _matches(regex, name)), None)
@@ -161,7 +187,10 @@ class MeshSharder(SharderModule):
                 )
         for regex, _ in rules:
             if not any(_matches(regex, name) for name in leaves):
-                raise ValueError(f"the rule {regex!r} matches no leaf: there are {list(leaves)}")
+                only = "; it needs DataLoader(..., microbatches=m)" if regex == MICROBATCHES else ""
+                raise ValueError(
+                    f"the rule {regex!r} matches no leaf: there are {list(leaves)}{only}"
+                )
         if VALID_MASK in leaves and VALID_MASK not in specs:
             entries = {name: _row_entry(spec) for name, spec in specs.items()}
             if len(set(entries.values())) > 1:

@@ -22,6 +22,7 @@ from loader import (
 )
 from loader.partition.axes import BATCH, EMBED
 from loader.testing import assert_resumes_exactly, assert_same_batch
+from operators import MapBatch
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
@@ -101,6 +102,68 @@ def test_a_step_compiled_from_the_spec_takes_every_batch_as_it_is(kind: str):
     for batch in loader:
         step(batch)
     assert len(traces) == 1
+
+
+def test_a_rule_for_microbatches_feeds_pmap():
+    mesh = make_mesh("auto", data=8)
+    rules = [("microbatches", P("data")), (".*", P())]
+    settings: dict[str, Any] = {"batch_size": 32, "microbatches": 8, "with_index": "record"}
+    records = wide_records(53)
+    plain = list(DataLoader(records, **settings).host_batches())
+    loader = DataLoader(records, sharder=MeshSharder(mesh, rules), **settings)
+    total = jax.pmap(
+        lambda batch: jax.lax.psum((batch["id"] * batch["valid_mask"]).sum(), "d"), "d"
+    )
+    for step, batch in enumerate(loader):
+        assert_same_batch(jax.device_get(batch), jax.device_get(jax.device_put(plain[step])), "")
+        for name, leaf in batch.items():
+            assert leaf.sharding.spec[0] == "data", name
+            assert [s.data.shape for s in leaf.addressable_shards] == [(1, *leaf.shape[1:])] * 8
+        ids = plain[step]["id"] * plain[step]["valid_mask"]
+        assert total(batch).tolist() == [ids.sum()] * 8
+    assert loader.batch_spec()["x"].sharding == loader.batch_at(0)["x"].sharding
+    doubled = MapBatch(lambda rows: {**rows, "x": rows["x"] * 2}, on="device")
+    operated = DataLoader(records, operators=[doubled], sharder=loader.sharder, **settings)
+    batch = next(operated)
+    np.testing.assert_array_equal(batch["x"], plain[0]["x"] * 2)
+    assert batch["x"].sharding == loader.batch_spec()["x"].sharding
+
+
+def test_rows_and_microbatches_may_be_split_over_different_axes():
+    mesh = make_mesh("explicit", data=4, model=2)
+    rules = [("x", P("model", None)), ("id", P("model")), ("microbatches", P("data"))]
+    loader = DataLoader(
+        wide_records(37), batch_size=16, microbatches=4, sharder=MeshSharder(mesh, rules)
+    )
+    batch = next(loader)
+    assert batch["x"].sharding.shard_shape(batch["x"].shape) == (1, 2, 8, 4)
+    assert batch["valid_mask"].sharding.spec == P("data", "model")
+
+
+@pytest.mark.parametrize(
+    ("rules", "microbatches", "message"),
+    [
+        ([("microbatches", P("data")), (".*", P())], None, "matches no leaf.*microbatches=m"),
+        ([("microbatches", P("data")), (".*", P())], 4, r"leaf 'id': .*does not divide over the 8"),
+        ([("microbatches", P("data")), (".*", P("data"))], 8, "names the axis 'data' twice"),
+        ([("microbatches", P(None, "data")), (".*", P())], 8, r"is for one axis.*\('\.\*', P"),
+        ([("microbatches", P("data"))], 8, "no rule matches leaf 'id'"),
+    ],
+)
+def test_a_rule_for_microbatches_that_does_not_fit_is_refused(
+    rules: Any, microbatches: Any, message: str
+):
+    sharder = MeshSharder(make_mesh("auto", data=8), rules)
+    with pytest.raises(ValueError, match=message):
+        DataLoader(wide_records(37), batch_size=64, microbatches=microbatches, sharder=sharder)
+
+
+def test_a_leaf_called_microbatches_keeps_its_rule():
+    mesh = make_mesh("auto", data=8)
+    sharder = MeshSharder(mesh, [("microbatches", P("data"))])
+    data = {"microbatches": np.arange(37)}
+    loader = DataLoader(data, batch_size=16, microbatches=2, sharder=sharder)
+    assert next(loader)["microbatches"].sharding.spec == P(None, "data")
 
 
 def test_microbatches_shard_the_second_axis():

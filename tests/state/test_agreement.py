@@ -57,6 +57,7 @@ LAYOUTS = {
     ],
     "replicated": [{"data": 8}, [[".*", []]], None],
     "microbatches": [{"data": 4, "model": 2}, None, 2],
+    "a microbatch for each device": [{"data": 8}, [["microbatches", ["data"]], [".*", []]], 8],
 }
 
 
@@ -76,7 +77,7 @@ def test_two_processes_read_and_hold_their_rows_of_the_same_batches(name: str, t
         assert result["state"] == results[0]["state"]
         assert result["total"] == whole[1]["id"].sum()
         rows = range(16) if result["rows"] is None else result["rows"]
-        if name in ("model over processes", "replicated"):
+        if name in ("model over processes", "replicated", "a microbatch for each device"):
             assert list(rows) == list(range(16))
         elif name == "every other shard":
             assert list(rows) == [row for row in range(16) if row // 2 % 2 == process]
