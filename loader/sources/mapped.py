@@ -1,6 +1,7 @@
 """A source seen through operators: for what must know its records before they are batched."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,16 @@ import numpy as np
 from loader.records.digest import digest
 from loader.records.errors import RowError
 from loader.records.integers import Int64s, checked_index
-from loader.records.spec import Spec, spec_of, without_rows
+from loader.records.spec import Spec
+from loader.records.stacking import row_spec
 from loader.sources.as_source import as_source
 from loader.sources.reading import fingerprint, locate, read_rows, record_spec, varies_by_epoch
 from loader.sources.source import Source
-from loader.transforms.bound_transform import apply_transforms
+from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.operator_module import as_operators
 from loader.transforms.transform import SpecUnknown, filters, spec_after
+
+_RECORDS_SHOWN = 4  # more than one, so that it is seen whether they differ in length
 
 
 class Mapped(Source):
@@ -50,24 +54,34 @@ class Mapped(Source):
         return super().__getitem__(checked_index(index, len(self)))
 
     def gather(self, indices: Int64s) -> Any:
+        return self._after(self._stages, indices)
+
+    def _after(self, stages: Sequence[BoundTransform], indices: Int64s) -> Any:
+        """The records at these indices after some of the operators."""
         rows, there = read_rows(self._source, indices, ragged=True)
         if there is not None:
             missing = locate(self._source, int(indices[~there][0]))
             raise ValueError(f"record {missing} is filtered out: a source must give every record")
         try:
-            rows, _ = apply_transforms(self._stages, rows, indices)
+            rows, _ = apply_transforms(stages, rows, indices)
         except RowError as error:
             record = locate(self._source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
         return rows
 
     def record_spec(self) -> Spec:
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> Spec:
+        """What the operators say one after the other; where one does not, some records show it."""
         spec = record_spec(self._source)
-        try:
-            for stage in self._stages:
+        for place, stage in enumerate(self._stages, 1):
+            try:
                 spec = spec_after(stage.transform, stage.name, spec)
-        except SpecUnknown:
-            return without_rows(spec_of(self.gather(np.zeros(1, np.int64))))
+            except SpecUnknown:
+                shown = np.arange(min(len(self), _RECORDS_SHOWN))
+                spec = row_spec(self._after(self._stages[:place], shown))
         return spec
 
     def fingerprint(self) -> dict[str, Any]:
