@@ -23,6 +23,7 @@ from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_le
 from loader.records.stacking import is_ragged, zero_rows
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, with_record
+from loader.sources.mapped import take_spent_ns
 from loader.sources.reading import is_thread_safe, locate, read_rows, varies_by_epoch
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 
@@ -117,10 +118,11 @@ class HostPipeline:
         wanted = self._all_rows if rows is None else rows
         valid = wanted < stop - start
         indices = self._indices(start, stop, None if rows is None else rows[valid])
+        take_spent_ns()  # by what was read outside of a batch
         began = time.perf_counter_ns()
         with traced("read"):
             read, indices = self._read(step, indices, valid)
-        was_read = time.perf_counter_ns()
+        was_read, mapped = time.perf_counter_ns(), take_spent_ns()
         try:
             operated = read
             if self.transforms and read is not None:
@@ -140,7 +142,8 @@ class HostPipeline:
             batch = split(batch, len(wanted), self.microbatches)
         applied = int(np.count_nonzero(valid))
         times = {
-            "read": was_read - began,
+            "read": was_read - began - mapped,
+            "mapped": mapped,
             "operators": was_operated - was_read,
             "batch": time.perf_counter_ns() - was_operated,
         }

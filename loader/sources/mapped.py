@@ -1,6 +1,8 @@
 """A source seen through operators: for what must know its records before they are batched."""
 
 import functools
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,10 +11,12 @@ import numpy as np
 from loader.records.digest import digest
 from loader.records.errors import RowError
 from loader.records.integers import Int64s, checked_index
+from loader.records.jax_settings import traced
 from loader.records.spec import Spec
-from loader.records.stacking import row_spec
+from loader.records.stacking import row_spec, stack, unstack
 from loader.sources.as_source import as_source
 from loader.sources.reading import fingerprint, locate, read_rows, record_spec, varies_by_epoch
+from loader.sources.recent_records import RecentRecords
 from loader.sources.source import Source
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.operator_module import as_operators
@@ -20,17 +24,30 @@ from loader.transforms.transform import SpecUnknown, filters, spec_after
 
 _RECORDS_SHOWN = 4  # more than one, so that it is seen whether they differ in length
 
+_spent = threading.local()
+
+
+def take_spent_ns() -> int:
+    """How long operators of mapped sources have taken in this thread since this was asked last."""
+    spent, _spent.ns = _spent_ns(), 0
+    return spent
+
+
+def _spent_ns() -> int:
+    return getattr(_spent, "ns", 0)
+
 
 class Mapped(Source):
     """The records of another source after some host operators, which must not be random.
 
     Packing needs it: lengths are known only of records that are tokenised. Elsewhere give the
-    operators to the loader.
+    operators to the loader. `cache_bytes` keeps the records made last, for a source of yours that
+    reads them again and again; `Packed` keeps them itself.
     """
 
     made_of_sources = True
 
-    def __init__(self, source: Any, operators: Iterable[Any]) -> None:
+    def __init__(self, source: Any, operators: Iterable[Any], *, cache_bytes: int = 0) -> None:
         self._source = as_source(source)
         self._operators = as_operators(operators)
         for operator in self._operators:
@@ -45,6 +62,7 @@ class Mapped(Source):
                 "components of a Mixture, or the source that a grain.MapDataset is made from"
             )
         self._stages = [operator.bound() for operator in self._operators]
+        self._recent = RecentRecords(cache_bytes)
         self._digest = digest([operator.fingerprint() for operator in self._operators])
 
     def __len__(self) -> int:
@@ -54,7 +72,10 @@ class Mapped(Source):
         return super().__getitem__(checked_index(index, len(self)))
 
     def gather(self, indices: Int64s) -> Any:
-        return self._after(self._stages, indices)
+        if not self._recent.keeps:
+            return self._after(self._stages, indices)
+        records = self._recent.records(indices, lambda new: unstack(self._after(self._stages, new)))
+        return stack(records, indices.tolist(), ragged=True)  # in memory of its own
 
     def _after(self, stages: Sequence[BoundTransform], indices: Int64s) -> Any:
         """The records at these indices after some of the operators."""
@@ -62,11 +83,15 @@ class Mapped(Source):
         if there is not None:
             missing = locate(self._source, int(indices[~there][0]))
             raise ValueError(f"record {missing} is filtered out: a source must give every record")
+        began = time.perf_counter_ns()
         try:
-            rows, _ = apply_transforms(stages, rows, indices)
+            with traced("mapped"):
+                rows, _ = apply_transforms(stages, rows, indices)
         except RowError as error:
             record = locate(self._source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
+        finally:
+            _spent.ns = _spent_ns() + time.perf_counter_ns() - began
         return rows
 
     def record_spec(self) -> Spec:
