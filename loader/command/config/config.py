@@ -43,12 +43,22 @@ class Config:
 
 def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[str] = ()) -> Config:
     """The configuration in a file; `ConfigError` names everything that is wrong with it."""
+    return config_of(read_document(path, changes), kinds)
+
+
+def read_document(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Document:
+    """What a file says, with these changes."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(os.fspath(path), [Problem(None, f"cannot read it: {reason}")]) from error
-    reader = Reader(read_toml(text, os.fspath(path)).changed(changes), kinds)
+    return read_toml(text, os.fspath(path)).changed(changes)
+
+
+def config_of(document: Document, kinds: Kinds) -> Config:
+    """The configuration that a document describes."""
+    reader = Reader(document, kinds)
     _refuse_sections(reader)
     tree = reader.document.tree
     mesh = read_mesh(reader)
@@ -60,7 +70,7 @@ def read_config(path: str | os.PathLike[str], kinds: Kinds, changes: Iterable[st
     loader = _loader(reader, ("loader",), _arguments(reader, settings, sharder))
     held_out = _held_out(reader, settings, sharder) if "held_out" in tree else None
     if reader.problems:
-        raise ConfigError(os.fspath(path), reader.problems)
+        raise ConfigError(document.name, reader.problems)
     parts = tuple(reader.parts)
     return Config(reader.document, loader, held_out, settings, mesh, train, parts)
 
