@@ -40,6 +40,7 @@ WORKLOADS: dict[str, Workload] = {
     "arrayrecord": bench_workloads.arrayrecord,
     "zarr": bench_workloads.zarr,
     "jpeg": bench_jpeg.jpeg,
+    "packing": bench_alone.packing,
     "overlap": bench_alone.overlap,
     "resume": bench_alone.resume,
     "overhead": bench_alone.overhead,

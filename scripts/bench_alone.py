@@ -4,8 +4,11 @@ import functools
 import itertools
 import json
 import statistics
+import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,10 +19,20 @@ from bench_data import Virtual
 from bench_process import in_child
 from bench_timing import Pace, hold
 
-from loader import ArraySource, DataLoader, Sequential, Shuffle
+from loader import (
+    ArraySource,
+    DataLoader,
+    FilesSource,
+    Mapped,
+    Packed,
+    Sequential,
+    Shuffle,
+    index_lengths,
+)
 from loader.records.jax_settings import traced
 from loader.runtime.host_pipeline import Made
 from loader.runtime.stats import STAGES, Recorder
+from operators import ByteTokenizer, Tokenize
 
 _LABELS = {"label": ((), "int32")}
 _FAR = 10**9
@@ -135,6 +148,53 @@ def _overlap(steps: int) -> dict[str, float]:
         wall = seconds_per_step(prefetch, step)
         values[f"prefetch={prefetch}, wall over the longer"] = wall / max(load, both - load)
     return values
+
+
+def packing(pace: Pace) -> Iterator[Facts]:
+    """Python's own files as bytes, split into packed rows: tokens in memory, in a file, kept."""
+    yield Facts("packing", in_child(_packing, 5 if pace.quick else 15))
+
+
+def _packing(turns: int) -> dict[str, float]:
+    files = FilesSource(str(Path(sysconfig.get_path("stdlib")) / "[a-m]*.py"))
+    rows, length, batches = 16, 1025, 40
+
+    def texts() -> Mapped:
+        return Mapped(files, [Tokenize(tokenizer=ByteTokenizer(eos=True))])
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/tokens.bin"
+        lengths = index_lengths(texts(), tokens=file)
+
+        def packed(source: Any, **how: Any) -> DataLoader:
+            source = Packed(source, lengths, length, long="split", **how)
+            return DataLoader(source, batch_size=rows, order=Shuffle(0), epochs=None)
+
+        loaders = {
+            "memory": packed([{"tokens": record["tokens"]} for record in texts()]),
+            "file": packed(texts(), tokens=file),
+            "kept": packed(texts()),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in loaders}
+        running = {name: loader.host_batches() for name, loader in loaders.items()}
+        for name, batch in running.items():  # the first pass, which is not counted
+            for _ in itertools.islice(batch, loaders[name].steps_per_epoch):
+                pass
+        for turn in range(turns):
+            for name in seconds if turn % 2 else reversed(seconds):
+                start = time.perf_counter()
+                for _ in itertools.islice(running[name], batches):
+                    pass
+                seconds[name].append(time.perf_counter() - start)
+        for loader in loaders.values():
+            loader.close()
+    times = {name: np.array(own) for name, own in seconds.items()}
+    tokens = rows * length * batches
+    return {
+        "memory, tokens/s": tokens / statistics.median(seconds["memory"]),
+        "file, time over memory": float(np.median(times["file"] / times["memory"])),
+        "kept, time over memory": float(np.median(times["kept"] / times["memory"])),
+    }
 
 
 def state(pace: Pace) -> Iterator[Facts]:

@@ -126,6 +126,8 @@ FIGURES = (
     Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "random", "TensorStore", 8),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "limit", "one thread", 1.7),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "grain", "Grain at its best", 1.1),
+    Fact("packing", "file, time over memory", 2),
+    Fact("packing", "kept, time over memory", 2),
     Fact("overlap", "prefetch=2, wall over the longer", 1.05),
     MicrosecondsPerBatch("overhead, one device, batch 256", "gristmill", 150),
     Fact("resume, Shuffle", "at 1e9 over at 0", 1.2),

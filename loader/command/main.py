@@ -20,13 +20,14 @@ from rich.console import Console
 import operators
 from loader.command import check, state
 from loader.command.bench.verdict import bench
-from loader.command.config.config import read_config
+from loader.command.config.config import read_config, read_document
 from loader.command.config.kinds import KINDS
 from loader.command.config.problems import ConfigError, Problem, one_line
 from loader.command.config.sections import TASKS
 from loader.command.config.trust import imported, working_folder_importable
 from loader.command.launch.launch import add_parser as add_launch
 from loader.command.peek.peek import peek
+from loader.command.tokenize import tokenize
 from loader.state.finding import read_state
 
 ALL_KINDS = {
@@ -104,6 +105,12 @@ def _bench(options: argparse.Namespace) -> Shown:
     return verdict.to_json(), verdict.show
 
 
+def _tokenize(options: argparse.Namespace) -> Shown:
+    document = read_document(options.config, options.set)
+    made = tokenize(document, ALL_KINDS, options.output, options.trust)
+    return made.to_json(), made.show
+
+
 def _state_show(options: argparse.Namespace) -> Shown:
     path, found = read_state(options.file)
     facts = state.state_to_json(found, path)
@@ -158,6 +165,10 @@ def _parser() -> argparse.ArgumentParser:
     step.add_argument("--step-ms", type=float, help="a training step that takes this long")
     words = "your training step: called with a batch, it returns what JAX can wait for, or None"
     step.add_argument("--step", metavar="MODULE:FUNCTION", help=words)
+    words = "make the tokens of packed sources once, into files; print the [source] for them"
+    tokenize_ = command("tokenize", _tokenize, words, "config")
+    words = "the folder for the files of tokens"
+    tokenize_.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=words)
     states = commands.add_parser("state", help="look at a saved state, compare two")
     states = states.add_subparsers(required=True, metavar="show|diff")
     command("show", _state_show, "a state in words", "file", within=states)

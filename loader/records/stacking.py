@@ -15,8 +15,11 @@ from loader.records.spec import (
     RaggedSpec,
     Spec,
     leaf_name,
+    leaf_spec,
     refuse_bad_names,
     refuse_unfit_array,
+    spec_of,
+    without_rows,
 )
 
 _PLAIN_LEAVES = (np.ndarray, np.generic, str, bytes, bool, int, float)
@@ -154,12 +157,15 @@ def to_one_shape(name: str, leaf: np.ndarray) -> str:
 
 
 def zero_rows(spec: Spec, count: int) -> Any:
-    """`count` rows of zeros (empty texts for objects) that look like records of this spec."""
+    """`count` rows of zeros (empty texts for objects) that look like records of this spec.
+
+    Where a length is not fixed, no two rows have the same.
+    """
 
     def zeros(s: LeafSpec) -> Any:
         if isinstance(s, RaggedSpec):
-            one = np.zeros([1 if size is None else size for size in s.shape], s.dtype)
-            return ragged_leaf([one] * count)
+            shapes = [[row + 1 if n is None else n for n in s.shape] for row in range(count)]
+            return ragged_leaf([np.zeros(shape, s.dtype) for shape in shapes])
         if not isinstance(s.dtype, np.dtype):  # PRNG keys
             return jnp.broadcast_to(jax.random.key(0), (count, *s.shape))
         if s.dtype.hasobject:
@@ -167,3 +173,19 @@ def zero_rows(spec: Spec, count: int) -> Any:
         return np.zeros((count, *s.shape), s.dtype)
 
     return jax.tree.map(zeros, spec)
+
+
+def row_spec(rows: Any) -> Spec:
+    """The spec of one of these rows. Of a ragged leaf, the lengths in which rows differ are None.
+
+    If no two rows differ, its first length is None: others may.
+    """
+
+    def spec_of_leaf(leaf: Any) -> LeafSpec:
+        if not is_ragged(leaf):
+            return without_rows(spec_of(leaf))
+        sizes = list(zip(*(array.shape for array in leaf), strict=True))
+        shape = [size[0] if len(set(size)) == 1 else None for size in sizes]
+        return leaf_spec(shape if None in shape else [None, *shape[1:]], leaf[0].dtype)
+
+    return jax.tree.map(spec_of_leaf, rows)

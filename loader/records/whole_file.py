@@ -1,9 +1,12 @@
 """Files that are written whole or not at all, also when several processes write the same one."""
 
+import contextlib
 import errno
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
@@ -11,12 +14,22 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
     When this returns, the file outlasts a loss of power.
     """
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write into, which takes the place of what is there when the block has ended.
+
+    If the block raises, what was there stays, and nothing is left of the new one.
+    """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         # x: never through a link that somebody has put there
         with draft.open("xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)

@@ -24,6 +24,7 @@ from loader.records.stacking import is_ragged, to_one_shape, zero_rows
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, with_record
 from loader.runtime.record_index import RecordIndex
+from loader.sources.mapped import take_spent_ns
 from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import is_thread_safe, locate, read_rows, varies_by_epoch
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
@@ -124,10 +125,11 @@ class HostPipeline:
         valid = wanted < stop - start
         indices = self._indices(start, stop, None if rows is None else rows[valid])
         numbers = self.index.of(indices, valid)
+        take_spent_ns()  # by what was read outside of a batch
         began = time.perf_counter_ns()
         with traced("read"):
             read, indices = self._read(step, indices, valid)
-        was_read = time.perf_counter_ns()
+        was_read, mapped = time.perf_counter_ns(), take_spent_ns()
         try:
             operated = read
             if self.transforms and read is not None:
@@ -147,7 +149,8 @@ class HostPipeline:
             batch = split(batch, len(wanted), self.microbatches)
         applied = int(np.count_nonzero(valid))
         times = {
-            "read": was_read - began,
+            "read": was_read - began - mapped,
+            "mapped": mapped,
             "operators": was_operated - was_read,
             "batch": time.perf_counter_ns() - was_operated,
         }

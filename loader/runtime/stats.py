@@ -14,9 +14,9 @@ from typing import Any
 
 from loader.runtime.host_pipeline import Made
 
-#: read: from the source; operators: on the host; batch: stack, pad, mask; place: onto devices;
-#: dispatch: of device operators, by the consumer.
-STAGES: tuple[str, ...] = ("read", "operators", "batch", "place", "dispatch")
+#: read: from the source; mapped: operators of `Mapped` sources; operators: on the host; batch:
+#: stack, pad, mask; place: onto devices; dispatch: of device operators, by the consumer.
+STAGES: tuple[str, ...] = ("read", "mapped", "operators", "batch", "place", "dispatch")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from loader.sources.mixture.mixture import Mixture as Mixture
 from loader.sources.packing.lengths import index_lengths as index_lengths
 from loader.sources.packing.packed import Packed as Packed
 from loader.sources.source import Source as Source
+from loader.sources.text_lines.json_lines import JSONLinesSource as JSONLinesSource
 from loader.sources.text_lines.text_lines import TextLinesSource as TextLinesSource
 from loader.sources.token_windows import TokenWindows as TokenWindows
 

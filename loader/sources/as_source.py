@@ -18,8 +18,8 @@ def as_source(data: Any) -> Any:
     if isinstance(data, str | bytes | os.PathLike):
         raise TypeError(
             f"{data!r} is a path or a text, not a source: give ArrayRecordSource(path, parse), "
-            "TensorStoreSource(path), TextLinesSource(path), TokenWindows(path, length), "
-            "arrays, or a Grain dataset"
+            "TensorStoreSource(path), TextLinesSource(path), JSONLinesSource(path, leaves), "
+            "TokenWindows(path, length), arrays, or a Grain dataset"
         )
     if isinstance(data, dict | tuple | np.ndarray | jax.Array):
         return ArraySource(data)

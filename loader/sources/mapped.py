@@ -1,6 +1,9 @@
 """A source seen through operators: for what must know its records before they are batched."""
 
-from collections.abc import Iterable
+import functools
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,9 @@ import numpy as np
 from loader.records.digest import digest
 from loader.records.errors import RowError
 from loader.records.integers import Int64s, checked_index
-from loader.records.spec import Spec, spec_of, without_rows
+from loader.records.jax_settings import traced
+from loader.records.spec import Spec
+from loader.records.stacking import row_spec, stack, unstack
 from loader.sources.as_source import as_source
 from loader.sources.reading import (
     fingerprint,
@@ -18,22 +23,38 @@ from loader.sources.reading import (
     record_spec,
     varies_by_epoch,
 )
+from loader.sources.recent_records import RecentRecords
 from loader.sources.source import Source
-from loader.transforms.bound_transform import apply_transforms
+from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.operator_module import as_operators
 from loader.transforms.transform import SpecUnknown, filters, spec_after
+
+_RECORDS_SHOWN = 4  # more than one, so that it is seen whether they differ in length
+
+_spent = threading.local()
+
+
+def take_spent_ns() -> int:
+    """How long operators of mapped sources have taken in this thread since this was asked last."""
+    spent, _spent.ns = _spent_ns(), 0
+    return spent
+
+
+def _spent_ns() -> int:
+    return getattr(_spent, "ns", 0)
 
 
 class Mapped(Source):
     """The records of another source after some host operators, which must not be random.
 
     Packing needs it: lengths are known only of records that are tokenised. Elsewhere give the
-    operators to the loader.
+    operators to the loader. `cache_bytes` keeps the records made last, for a source of yours that
+    reads them again and again; `Packed` keeps them itself.
     """
 
     made_of_sources = True
 
-    def __init__(self, source: Any, operators: Iterable[Any]) -> None:
+    def __init__(self, source: Any, operators: Iterable[Any], *, cache_bytes: int = 0) -> None:
         self._source = as_source(source)
         self._operators = as_operators(operators)
         for operator in self._operators:
@@ -48,6 +69,7 @@ class Mapped(Source):
                 "components of a Mixture, or the source that a grain.MapDataset is made from"
             )
         self._stages = [operator.bound() for operator in self._operators]
+        self._recent = RecentRecords(cache_bytes)
         self._digest = digest([operator.fingerprint() for operator in self._operators])
 
     def __len__(self) -> int:
@@ -57,24 +79,41 @@ class Mapped(Source):
         return super().__getitem__(checked_index(index, len(self)))
 
     def gather(self, indices: Int64s) -> Any:
+        if not self._recent.keeps:
+            return self._after(self._stages, indices)
+        records = self._recent.records(indices, lambda new: unstack(self._after(self._stages, new)))
+        return stack(records, indices.tolist(), ragged=True)  # in memory of its own
+
+    def _after(self, stages: Sequence[BoundTransform], indices: Int64s) -> Any:
+        """The records at these indices after some of the operators."""
         rows, there = read_rows(self._source, indices, ragged=True)
         if there is not None:
             missing = locate(self._source, int(indices[~there][0]))
             raise ValueError(f"record {missing} is filtered out: a source must give every record")
+        began = time.perf_counter_ns()
         try:
-            rows, _ = apply_transforms(self._stages, rows, indices)
+            with traced("mapped"):
+                rows, _ = apply_transforms(stages, rows, indices)
         except RowError as error:
             record = locate(self._source, int(indices[error.row]))
             raise ValueError(f"record {record}: {error}") from error.__cause__
+        finally:
+            _spent.ns = _spent_ns() + time.perf_counter_ns() - began
         return rows
 
     def record_spec(self) -> Spec:
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> Spec:
+        """What the operators say one after the other; where one does not, some records show it."""
         spec = record_spec(self._source)
-        try:
-            for stage in self._stages:
+        for place, stage in enumerate(self._stages, 1):
+            try:
                 spec = spec_after(stage.transform, stage.name, spec)
-        except SpecUnknown:
-            return without_rows(spec_of(self.gather(np.zeros(1, np.int64))))
+            except SpecUnknown:
+                shown = np.arange(min(len(self), _RECORDS_SHOWN))
+                spec = row_spec(self._after(self._stages[:place], shown))
         return spec
 
     def fingerprint(self) -> dict[str, Any]:

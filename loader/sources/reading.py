@@ -17,8 +17,8 @@ import numpy as np
 from loader.records.digest import content_key, qualified_name
 from loader.records.integers import Int64s
 from loader.records.memory import is_view
-from loader.records.spec import Spec, spec_of, without_rows
-from loader.records.stacking import copied, is_ragged, ragged_leaf, stack
+from loader.records.spec import Spec
+from loader.records.stacking import copied, is_ragged, ragged_leaf, row_spec, stack
 
 _NOTHING = contextlib.nullcontext()
 _SAMPLED_RECORDS = 16
@@ -170,7 +170,7 @@ def record_spec(source: Any) -> Spec:
         with guarded(source):
             return source.record_spec()
     for _, rows in first_rows(source):
-        return without_rows(spec_of(rows))
+        return row_spec(rows)
     raise ValueError(
         f"the first {min(len(source), _RECORDS_TRIED_FOR_A_SPEC)} records of the source are all "
         "filtered out, so the shape of a record is not known: give the source a record_spec() "

@@ -5,8 +5,8 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from loader.records.spec import Spec, named_leaves, spec_of, without_rows
-from loader.records.stacking import zero_rows
+from loader.records.spec import Spec, named_leaves
+from loader.records.stacking import row_spec, zero_rows
 
 Side = Literal["host", "device"]
 
@@ -101,10 +101,12 @@ def spec_after(transform: Transform, name: str, spec: Spec, *, try_zeros: bool =
         return declared
     if not try_zeros:
         raise SpecUnknown(name)
-    draws = np.zeros((1, draws_of(transform)), np.float32)
+    # Two rows where lengths are open, so that it is seen which of them are open afterwards.
+    count = 2 if any(None in s.shape for s in jax.tree.leaves(spec)) else 1
+    draws = np.zeros((count, draws_of(transform)), np.float32)
     try:
         with np.errstate(all="ignore"):
-            rows = call(transform, zero_rows(spec, 1), draws, np.ones(1, bool))
+            rows = call(transform, zero_rows(spec, count), draws, np.ones(count, bool))
     except Exception as error:  # not made for zeros: it may decode, look up, check
         raise SpecUnknown(f"{name}: {error}") from error
-    return without_rows(spec_of(checked_rows(name, rows, 1)))
+    return row_spec(checked_rows(name, rows, count))

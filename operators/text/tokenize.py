@@ -54,6 +54,10 @@ class Tokenize(OperatorModule):
 
     `tokenizer` is None for bytes (`ByteTokenizer()`), a path to a Hugging Face `tokenizer.json` or
     a SentencePiece model, or such an object. The text is replaced by the tokens.
+
+    With `bos=True` each text begins with the tokenizer's begin-of-text token, with `eos=True` it
+    ends with its end-of-text token; one that the tokenizer adds by itself is not added twice. A
+    Hugging Face file may not say which tokens these are. Then name them: `eos="<|endoftext|>"`.
     """
 
     def __init__(
@@ -62,9 +66,11 @@ class Tokenize(OperatorModule):
         *,
         into: str = "tokens",
         tokenizer: Any = None,
+        bos: bool | str = False,
+        eos: bool | str = False,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        self._tokenizer = as_tokenizer(tokenizer)
+        self._tokenizer = as_tokenizer(tokenizer, bos, eos)
         super().__init__(_Tokenize(name_of(leaf), name_of(into), self._tokenizer), **options)
 
     @property

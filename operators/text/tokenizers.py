@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,10 +52,13 @@ class HuggingFaceTokenizer:
     """A tokenizer of the package `tokenizers`, as its JSON."""
 
     json: str = dataclasses.field(repr=False)
+    bos_id: int | None = None  # put before every text
+    eos_id: int | None = None  # put after it
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = _hugging_face(self.json).encode_batch(list(texts))
-        return [np.array(item.ids, np.int32) for item in encoded]
+        before, after = ([] if n is None else [n] for n in (self.bos_id, self.eos_id))
+        return [np.array([*before, *item.ids, *after], np.int32) for item in encoded]
 
     def decode(self, tokens: Any) -> str:
         """The text of some tokens."""
@@ -81,8 +85,8 @@ class SentencePieceTokenizer:
 
 
 @functools.lru_cache(8)
-def _hugging_face(json: str) -> Any:
-    tokenizer = optional("tokenizers", "a Hugging Face tokenizer", "text").Tokenizer.from_str(json)
+def _hugging_face(text: str) -> Any:
+    tokenizer = optional("tokenizers", "a Hugging Face tokenizer", "text").Tokenizer.from_str(text)
     tokenizer.no_padding()  # which would depend on the texts of the batch: PadTokens does it
     return tokenizer
 
@@ -93,8 +97,82 @@ def _sentence_piece(model: bytes) -> Any:
     return package.SentencePieceProcessor(model_proto=model)
 
 
-def as_tokenizer(given: Any) -> Tokenizer:
-    """None is bytes; a path to a tokenizer.json or a .model file, or a tokenizer of either kind."""
+def as_tokenizer(given: Any, bos: bool | str = False, eos: bool | str = False) -> Tokenizer:
+    """None is bytes; a path to a tokenizer.json or a .model file, or a tokenizer of either kind.
+
+    With `bos` and `eos`, each text begins and ends with the tokenizer's own token for that.
+    """
+    ends = {"bos": bos, "eos": eos}
+    for name, end in ends.items():
+        if not isinstance(end, bool | str) or end == "":
+            raise ValueError(f"{name} must be True, False, or the text of a token, got {end!r}")
+    made = _made(given)
+    if bos is False and eos is False:
+        return made
+    if isinstance(made, HuggingFaceTokenizer):
+        return _with_tokens(made, given, ends)
+    if isinstance(made, ByteTokenizer | SentencePieceTokenizer):
+        return _with_own_ends(made, ends)
+    raise ValueError(
+        "bos and eos are for the tokenizers of this package, Hugging Face and SentencePiece: "
+        f"let {type(made).__name__}.encode add them itself"
+    )
+
+
+def _with_own_ends(
+    tokenizer: ByteTokenizer | SentencePieceTokenizer, ends: Mapping[str, bool | str]
+) -> Tokenizer:
+    """The tokenizer told to add what it has by itself."""
+    for name, end in ends.items():
+        if isinstance(end, str):
+            raise ValueError(
+                f"{name}={end!r}: only a Hugging Face tokenizer needs the token's name; "
+                f"{type(tokenizer).__name__} knows its own: give {name}=True"
+            )
+        if end and isinstance(tokenizer, SentencePieceTokenizer):
+            model = _sentence_piece(tokenizer.model)
+            if getattr(model, f"{name}_id")() < 0:
+                raise ValueError(f"{name}=True: this SentencePiece model has no {name} token")
+    prefix = "add_" if isinstance(tokenizer, SentencePieceTokenizer) else ""
+    return dataclasses.replace(
+        tokenizer, **{f"{prefix}{name}": True for name, end in ends.items() if end}
+    )
+
+
+def _with_tokens(
+    tokenizer: HuggingFaceTokenizer, given: Any, ends: Mapping[str, bool | str]
+) -> HuggingFaceTokenizer:
+    """The tokenizer with the ids of the tokens to add, but for those that it adds itself."""
+    model = _hugging_face(tokenizer.json)
+    probe = model.encode("a").ids
+    added = {}
+    for name, end in ends.items():
+        if end is False:
+            continue
+        token = end if isinstance(end, str) else _token_named_beside(given, name)
+        number = None if token is None else model.token_to_id(token)
+        if number is None:
+            special = [t.content for t in model.get_added_tokens_decoder().values() if t.special]
+            came = "it does not say which token that is" if token is None else "it has none such"
+            raise ValueError(
+                f"{name}={end!r} of this Hugging Face tokenizer: {came}; give the text of a "
+                f"token, such as {name}='</s>'; its special tokens are {special[:8]}"
+            )
+        if probe[0 if name == "bos" else -1 :][:1] != [number]:  # else it is there already
+            added[f"{name}_id"] = number
+    return dataclasses.replace(tokenizer, **added)
+
+
+def _token_named_beside(given: Any, name: str) -> str | None:
+    """The token that a tokenizer of transformers names, or the configuration beside the file."""
+    if not isinstance(given, str | os.PathLike):
+        return getattr(given, f"{name}_token", None)
+    path = epath.Path(given).parent / "tokenizer_config.json"
+    token = json.loads(path.read_text()).get(f"{name}_token") if path.exists() else None
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _made(given: Any) -> Tokenizer:
     if given is None:
         return ByteTokenizer()
     if isinstance(given, str | os.PathLike):

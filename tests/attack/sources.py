@@ -4,6 +4,7 @@ A kind is a function of (count, folder, seed). To add one, write it, and a line 
 """
 
 import dataclasses
+import json
 import random
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import tensorstore as ts
 from loader import (
     ArrayRecordSource,
     FilesSource,
+    JSONLinesSource,
     Mapped,
     Mixture,
     Msgpack,
@@ -205,6 +207,14 @@ def lines(count: int, folder: Path, seed: int) -> Given:
     return listed(TextLinesSource(folder / "lines.txt"), [{"text": t} for t in texts])
 
 
+def json_lines(count: int, folder: Path, seed: int) -> Given:
+    records = plain_records(count)
+    objects = [{k: v.tolist() for k, v in row.items()} for row in rows_of(records)]
+    (folder / "lines.jsonl").write_text("\n".join(map(json.dumps, objects)) + "\n" * (seed % 2))
+    leaves = {name: leaf.dtype for name, leaf in records.items()}
+    return stacked(JSONLinesSource(folder / "lines.jsonl", leaves), records)
+
+
 def files(count: int, folder: Path, seed: int) -> Given:
     texts = [plain_operators.text(n) for n in range(count)]
     for number, text in enumerate(texts):
@@ -278,6 +288,7 @@ SOURCES: dict[str, Kind] = {
     "grain": shuffled_grain,
     "filtered_grain": filtered_grain,
     "lines": lines,
+    "json_lines": json_lines,
     "files": files,
     "windows": windows,
     "packed": packed,

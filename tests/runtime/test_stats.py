@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from loader import DataLoader, Shuffle, Threads
+from loader import DataLoader, Mapped, Shuffle, Threads
 from loader.runtime.stats import STAGES, Stats
 from operators import Map, RandomFlip
 from tests.data import unlike_records
@@ -38,7 +38,8 @@ def test_the_time_of_each_stage_is_where_it_was_spent(threads: int):
         return record
 
     operators = [Map(slow), RandomFlip("image", seed=0, on="device")]
-    loader = DataLoader(images(24), batch_size=4, operators=operators, workers=Threads(threads))
+    source = Mapped(images(24), [Map(dict)])
+    loader = DataLoader(source, batch_size=4, operators=operators, workers=Threads(threads))
     list(loader)
     stages = loader.stats().stages_s
     assert set(stages) == set(STAGES)
@@ -113,7 +114,8 @@ def test_figures_go_to_either_kind_of_writer():
 
 def test_stages_show_up_in_a_trace(tmp_path: Path):
     operators = [Map(dict), RandomFlip("image", seed=0, on="device")]
-    loader = DataLoader(images(12), batch_size=4, operators=operators)
+    source = Mapped(images(12), [Map(dict)])
+    loader = DataLoader(source, batch_size=4, operators=operators)
     loader.batch_spec()
     with jax.profiler.trace(str(tmp_path)):
         list(loader)

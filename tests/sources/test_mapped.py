@@ -1,6 +1,7 @@
 """A source seen through operators."""
 
 import dataclasses
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,18 @@ import pytest
 
 from loader import DataLoader, Filter, Mapped, Packed, Shuffle, Threads, index_lengths
 from loader.testing import assert_covers_each_record_once, assert_resumes_exactly, assert_same_batch
-from operators import ByteTokenizer, CenterCrop, Map, PadTokens, RandomFlip, ShiftTargets, Tokenize
+from operators import (
+    ByteTokenizer,
+    CenterCrop,
+    Map,
+    MapBatch,
+    PadTokens,
+    RandomFlip,
+    Rename,
+    Sequence,
+    ShiftTargets,
+    Tokenize,
+)
 from tests.operators.test_operators import COUNT, Records
 
 
@@ -66,6 +78,39 @@ def test_texts_are_tokenised_indexed_packed_and_shifted(tmp_path: Path):
     )
     longer = index_lengths(other, cache=tmp_path / "lengths.npy")  # the cache is of other data
     assert (longer == lengths + 1).all()
+
+
+def read_json(record: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(record["text"])  # which fails on an empty text
+
+
+def same_rows(rows: dict[str, Any]) -> dict[str, Any]:
+    assert all(rows["number"] > 0)  # which no row of zeros has
+    return rows
+
+
+def test_an_operator_that_must_see_a_record_leaves_the_next_ones_to_say_their_specs():
+    lines = [{"text": json.dumps({"text": "hello " * n, "number": n})} for n in range(1, 9)]
+    for operators in (
+        [Map(read_json), Tokenize()],
+        [Map(read_json), Tokenize(), Map(dict)],
+        [Map(read_json), Tokenize(), MapBatch(same_rows)],
+        [Sequence([Map(read_json), Tokenize()]), Rename({"tokens": "tokens"})],
+    ):
+        source = Mapped(lines, operators)
+        assert source.record_spec()["tokens"].shape == (None,), operators
+        assert source.record_spec()["tokens"].dtype == np.int32
+        packed = Packed(source, index_lengths(source), row_length=64, seed=1)
+        batches = list(DataLoader(packed, batch_size=2).host_batches())
+        texts = [ByteTokenizer().decode(row) for batch in batches for row in batch["tokens"]]
+        assert sorted("".join(texts).split("hello ")) == [""] * 37
+
+
+def test_lengths_that_differ_are_seen_where_only_records_show_them():
+    lines = [{"text": json.dumps({"ids": list(range(n)), "pair": [n, 1]})} for n in range(1, 9)]
+    spec = Mapped(lines, [Map(read_json)]).record_spec()
+    assert spec["ids"].shape == (None,)
+    assert spec["pair"].shape == (2,)
 
 
 def test_other_operators_are_other_data():

@@ -27,6 +27,7 @@ from loader import (
     DataLoader,
     DefaultBatcher,
     FilesSource,
+    JSONLinesSource,
     Mapped,
     Mixture,
     Msgpack,
@@ -159,6 +160,13 @@ def lines(folder: Path, last: str = "the end") -> TextLinesSource:
     return TextLinesSource(path, index=folder / "index")
 
 
+def json_lines(folder: Path, dtype: str = "int32") -> JSONLinesSource:
+    path = folder / "lines.jsonl"
+    texts = [{"text": "z" * n, "id": n, "w": [n / 4, 1]} for n in range(17)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in texts))
+    return JSONLinesSource(path, {"text": str, "id": dtype, "w": "float32"})
+
+
 def windows(folder: Path, stride: int = 3) -> TokenWindows:
     np.save(folder / "tokens.npy", np.arange(100, dtype=np.uint16) ** 2 % 251)
     return TokenWindows(folder / "tokens.npy", 5, stride)
@@ -274,6 +282,7 @@ KEPT: dict[str, Kept] = {
     "source-array-record": of(records, "data.length", (9, 13)),
     "source-msgpack": of(packed_maps, "data.sample", 1),
     "source-lines": of(lines, "data.files", "the very end"),
+    "source-json-lines": of(json_lines, "data.leaves", "int64"),
     "source-windows": of(windows, "data.stride", 4),
     "source-zarr": of(zarr, "data.sample", 1),
     "source-files": of(files, "data.sample", 1, operators=[DecodeImage(size=(8, 8))]),

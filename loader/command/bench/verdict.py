@@ -1,8 +1,9 @@
 """`gristmill bench`: where the time of a loop goes, whether its input holds it up, what to change.
 
 The loop waits for its input, or it does not. If it does, the part of the input that takes longest
-is the bottleneck: a stage of the helper threads (read, operators, batch, place), "device" (device
-operators, and waiting until a batch arrives), or "overhead", if waiting is longer than all stages.
+is the bottleneck: a stage of the helper threads (read, mapped, operators, batch, place), "device"
+(device operators, and waiting until a batch arrives), or "overhead", if waiting is longer than all
+stages.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from loader.command.bench.measuring import Look, Step, measure
 from loader.data_loader import DataLoader
 from loader.records.words import bytes_in_words
 
-_MAKING = ("read", "operators", "batch", "place")  # the stages that helper threads share
+_MAKING = ("read", "mapped", "operators", "batch", "place")  # the stages that helper threads share
 _HIDDEN = 0.1  # a loop that waits for a smaller part of the time is not held up by its input
 _FREE_CORES = 0.5
 _MUCH_PADDING = 0.2  # of the rows
@@ -97,6 +98,11 @@ def advice(look: Look, part: str) -> str:
         return "nothing in the loader is worth changing: only a faster step gives more rows/s"
     if not look.prefetch:
         return "prefetch = 2 under [loader]: now the loop makes each batch itself"
+    if part == "mapped":
+        return (
+            "the operators of Mapped run again for every batch: tokens that are packed can be made "
+            "once, by gristmill tokenize CONFIG -o FOLDER"
+        )
     if part in _MAKING and look.cores - look.busy_cores >= _FREE_CORES:
         busy = f"only {look.busy_cores:.1f} of {look.cores} cores are busy"
         return f"try threads = {2 * look.threads} under [loader]: {busy}"

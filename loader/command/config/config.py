@@ -51,12 +51,22 @@ def read_config(
 
     `trusted` are names from elsewhere that it may use (`trust.py`).
     """
+    return config_of(read_document(path, changes), kinds, trusted)
+
+
+def read_document(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Document:
+    """What a file says, with these changes."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(os.fspath(path), [Problem(None, f"cannot read it: {reason}")]) from error
-    reader = Reader(read_toml(text, os.fspath(path)).changed(changes), kinds, trusted)
+    return read_toml(text, os.fspath(path)).changed(changes)
+
+
+def config_of(document: Document, kinds: Kinds, trusted: Iterable[str] = ()) -> Config:
+    """The configuration that a document describes."""
+    reader = Reader(document, kinds, trusted)
     _refuse_sections(reader)
     tree = reader.document.tree
     mesh = read_mesh(reader)
@@ -68,7 +78,7 @@ def read_config(
     loader = _loader(reader, ("loader",), _arguments(reader, settings, sharder))
     held_out = _held_out(reader, settings, sharder) if "held_out" in tree else None
     if reader.problems:
-        raise ConfigError(os.fspath(path), reader.problems)
+        raise ConfigError(document.name, reader.problems)
     parts = tuple(reader.parts)
     return Config(reader.document, loader, held_out, settings, mesh, train, parts)
 

@@ -46,11 +46,17 @@ def _packed(
     long: Literal["refuse", "split"] = "refuse",
     pad_value: int = 0,
     lengths_cache: str | None = None,
+    tokens: str | None = None,
+    cache_bytes: int = 2**28,
 ) -> Packed:
-    lengths = index_lengths(source, leaf, cache=lengths_cache)
-    return Packed(
-        source, lengths, row_length, seed, leaf=leaf, fit=fit, long=long, pad_value=pad_value
-    )
+    """The lengths are counted here; `tokens`, a file, is written if it is not there yet."""
+    if tokens is not None and lengths_cache is not None:
+        raise ValueError(
+            "lengths_cache has no effect beside tokens, which keeps them: leave it out"
+        )
+    lengths = index_lengths(source, leaf, cache=lengths_cache, tokens=tokens)
+    how: dict[str, Any] = {"leaf": leaf, "fit": fit, "long": long, "pad_value": pad_value}
+    return Packed(source, lengths, row_length, seed, tokens=tokens, cache_bytes=cache_bytes, **how)
 
 
 def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = None) -> Mixture:
@@ -66,6 +72,7 @@ def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = Non
 
 _AS_THEY_ARE = (
     *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
+    "JSONLinesSource",
     "TokenWindows",
 )
 _CLASSES = (Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher)

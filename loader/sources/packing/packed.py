@@ -1,6 +1,7 @@
 """A source whose records are packed rows of another source's records."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ from loader.sources.packing.packed_rows import (
     padding_of,
     token_counts,
 )
+from loader.sources.packing.read_cost import ReadCost
 from loader.sources.packing.row_plan import Fit, Long, checked_lengths, plan_rows
+from loader.sources.packing.tokens_file import TokensFile
 from loader.sources.reading import fingerprint, knows_spec, locate, read_rows, varies_by_epoch
+from loader.sources.recent_records import RecentRecords
 from loader.sources.source import Source
 
 _RECORDS_NAMED = 4
+_TOKEN_BYTES = 4  # most often
 
 
 class Packed(Source):
@@ -35,6 +40,11 @@ class Packed(Source):
     `packed_rows.py` says. A record that is a bare array becomes the leaf. All other leaves are
     dropped. Records of length zero are in no row. After the last token comes `pad_value`, one for
     all leaves or `{leaf: value}`; masks are False there. Rows are the same in every epoch.
+
+    A row needs whole records, also where it holds a piece of one. So the records read last are
+    kept, up to `cache_bytes`. Where tokens are made as records are read, let `index_lengths(source,
+    tokens="tokens.bin")` keep them, and give `tokens="tokens.bin"` here too: rows are then filled
+    from that file, and the source is asked only what it is. Neither changes a row.
     """
 
     owned_rows = True
@@ -51,6 +61,8 @@ class Packed(Source):
         fit: Fit = "best",
         long: Long = "refuse",
         pad_value: Any = 0,
+        tokens: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 2**28,
     ) -> None:
         self._source = as_source(source)
         refuse_varying(self._source)
@@ -67,6 +79,10 @@ class Packed(Source):
         self._pad_value = checked_padding(pad_value, self._leaves)
         packing = [self._plan.row_length, int(seed), fit, long]
         self._settings = [*packing, self._pad_value, self._leaves]
+        self._recent = RecentRecords(cache_bytes)
+        num_bytes = _TOKEN_BYTES * len(self._leaves) * int(self._lengths.sum(dtype=np.int64))
+        self._cost = ReadCost(kept=num_bytes <= cache_bytes)
+        self._tokens = None if tokens is None else self._opened(tokens)
         if knows_spec(self._source):  # only then is it known without reading
             self.record_spec = self._record_spec
             for name in self._leaves:
@@ -80,9 +96,33 @@ class Packed(Source):
 
     def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
         refuse_outside(indices, len(self), "rows")
+        self._cost.given += len(indices) * self._plan.row_length
         return fill_rows(self._plan, indices, self._read, self._pad_value)
 
-    def _read(self, records: Int64s) -> dict[str, np.ndarray]:
+    def _opened(self, path: str | os.PathLike[str]) -> TokensFile:
+        if len(self._leaves) > 1:
+            raise ValueError(
+                f"a file of tokens holds one leaf, and {[*self._leaves]} are to be packed: leave "
+                "out tokens, or pack one leaf"
+            )
+        file = TokensFile(path)
+        for leaf in self._leaves:
+            file.refuse_others(data_key(self._source, leaf), self._lengths)
+        return file
+
+    def _read(self, records: Int64s) -> Mapping[str, Sequence[np.ndarray]]:
+        """The packed leaves of these records: from the file, from those read last, or read."""
+        if self._tokens is not None:
+            return {self._leaves[0]: self._tokens.of(records)}
+        found = self._recent.records(records, self._read_anew)
+        return dict(zip(self._leaves, zip(*found, strict=True), strict=True))
+
+    def _read_anew(self, records: Int64s) -> list[tuple[np.ndarray, ...]]:
+        with self._cost.of(int(self._lengths[records].sum(dtype=np.int64))):
+            leaves = self._read_leaves(records)
+        return list(zip(*leaves.values(), strict=True))
+
+    def _read_leaves(self, records: Int64s) -> dict[str, np.ndarray]:
         rows, there = read_rows(self._source, records, ragged=True)
         if there is not None and not there.all():
             name = locate(self._source, int(records[~there][0]))
@@ -135,6 +175,11 @@ class Packed(Source):
 
     def __repr__(self) -> str:
         return f"Packed({self._source!r}, {len(self)} rows of {self._plan.row_length})"
+
+
+def data_key(source: Any, leaf: str) -> str:
+    """What tells the tokens of this source from those of other data, or another tokenizer."""
+    return digest({"source": fingerprint(source), "leaf": leaf, "records": len(source)})
 
 
 def refuse_varying(source: Any) -> None:

@@ -107,7 +107,7 @@ def padding_of(name: str, dtype: Any, pad_value: Any) -> Any:
 def fill_rows(
     plan: RowPlan,
     rows: Int64s,
-    read: Callable[[Int64s], Mapping[str, np.ndarray]],
+    read: Callable[[Int64s], Mapping[str, Sequence[np.ndarray]]],
     pad_value: Any,
 ) -> dict[str, np.ndarray]:
     """The packed rows. `read` gives the packed leaves of records, which it is asked for once."""

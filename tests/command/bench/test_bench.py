@@ -15,14 +15,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loader import DataLoader, Shuffle, Threads
+from loader import DataLoader, Mapped, Shuffle, Threads
 from loader.command.bench.measuring import Look, measure
 from loader.command.bench.verdict import Verdict, advice, bench, bottleneck
 from operators import Map
 from tests.attempts import in_one_of_several_attempts
 
 BATCH_SIZE = 32
-NO_STAGES = {"read": 0.0, "operators": 0.0, "batch": 0.0, "place": 0.0, "dispatch": 0.0}
+NO_STAGES = {
+    "read": 0.0,
+    "mapped": 0.0,
+    "operators": 0.0,
+    "batch": 0.0,
+    "place": 0.0,
+    "dispatch": 0.0,
+}
 
 
 @dataclasses.dataclass
@@ -89,6 +96,18 @@ def test_a_slow_operator_is_named():
     verdict = bench(loader, seconds=0.6, step=step_of(0.001))
     assert verdict.bottleneck == "operators"
     assert verdict.look.stages_ms["operators"] >= 10
+
+
+@in_one_of_several_attempts
+def test_operators_of_a_mapped_source_are_not_taken_for_reading():
+    def slow(rows: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.01)
+        return rows
+
+    verdict = bench(made(Mapped(SlowSource(0.001), [slow])), seconds=0.6, step=step_of(0.001))
+    assert verdict.bottleneck == "mapped"
+    assert verdict.look.stages_ms["mapped"] >= 10 > verdict.look.stages_ms["read"]
+    assert "gristmill tokenize CONFIG -o FOLDER" in verdict.advice
 
 
 @in_one_of_several_attempts
