@@ -3,8 +3,9 @@
 A rule is a regular expression on the name of a leaf and a `PartitionSpec` or logical axes; the
 first rule that is found in the name counts. The mask takes a rule that matches its whole name, else
 it follows the rows of the leaves. Under `microbatches=m` a rule called "microbatches" is for the
-axis of microbatches, in front of all leaves; other rules begin at the rows. Nothing is corrected: what does not fit is refused by name.
-Logical axes become mesh axes through `logical_rules`: pairs of names, or a `PartitionAxis`.
+axis of microbatches, in front of all leaves; other rules begin at the rows. Nothing is corrected:
+what does not fit is refused by name. Logical axes become mesh axes through `logical_rules`: pairs
+of names, or a `PartitionAxis`.
 """
 
 import dataclasses
