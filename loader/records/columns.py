@@ -50,7 +50,9 @@ def _missing(values: Any) -> int:
     if hasattr(values, "isna") and not isinstance(values.dtype, np.dtype):
         return int(values.isna().sum())
     nulls: Any = getattr(values, "null_count", 0)
-    return int(nulls() if callable(nulls) else nulls)
+    if callable(nulls):
+        nulls = nulls()
+    return nulls
 
 
 def _of_objects(name: str, values: list[Any]) -> np.ndarray:

@@ -47,6 +47,15 @@ class Unreadable(Tensor):
         raise RuntimeError("cannot call numpy() on a tensor that is elsewhere")
 
 
+class OnDisk(Unreadable):
+    """As arrays of h5py, zarr and dask: too large to be read whole."""
+
+    chunks = (4, 3, 2)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values[index]
+
+
 class Samples:
     """A map-style data set, as torch's are."""
 
@@ -134,6 +143,10 @@ def test_an_array_of_another_library_needs_no_name():
     assert_same_batches(
         (Tensor(RECORDS["x"]), Tensor(RECORDS["id"])), (RECORDS["x"], RECORDS["id"])
     )
+
+
+def test_an_array_on_a_disk_is_read_row_by_row():
+    assert_same_batches(OnDisk(RECORDS["x"]), RECORDS["x"])
 
 
 def test_samples_that_are_pairs_of_tensors_stay_pairs():
