@@ -66,7 +66,7 @@ def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = Non
 
 _AS_THEY_ARE = (
     *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
-    "TokenWindows",
+    *("ImageFolderSource", "TokenWindows"),
 )
 _CLASSES = (Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher)
 KINDS: Kinds = {
