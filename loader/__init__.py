@@ -15,6 +15,7 @@ from loader.modules.structural import StructuralConfig, StructuralModule
 from loader.order.orders import BlockShuffle, Order, Sequential, Shuffle
 from loader.partition import PartitionAxis, PartitionManager
 from loader.records.errors import RowError
+from loader.records.version import __version__ as __version__
 from loader.runtime.device_prefetcher import DevicePrefetcher
 from loader.runtime.epochs import Epoch
 from loader.runtime.workers.threads import Threads

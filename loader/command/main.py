@@ -26,6 +26,7 @@ from loader.command.config.kinds import KINDS
 from loader.command.config.problems import ConfigError, Problem, one_line
 from loader.command.config.sections import TASKS
 from loader.command.peek.peek import peek
+from loader.records.version import __version__
 from loader.state.finding import read_state
 
 ALL_KINDS = {
@@ -132,6 +133,7 @@ def add_common(parser: argparse.ArgumentParser, *, changes: bool) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gristmill", description="A data loader for JAX training loops.")
+    parser.add_argument("--version", action="version", version=f"gristmill {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Any, words: str, *names: str, within: Any = commands) -> Any:
