@@ -27,6 +27,7 @@ from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
 from loader.runtime.placing import Placing
+from loader.runtime.showing import loader_in_words
 from loader.runtime.stage_checks import refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.threads import Threads
@@ -49,6 +50,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     either, onto the default device. A thread keeps `prefetch` of them ahead; 0 for no thread.
     A loader is its own iterator: it goes on where it is, and starts again once it has ended.
     """
+
+    __repr__ = loader_in_words
 
     def __init__(
         self,
@@ -181,8 +184,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
         """Check that processes which hold the same part of a batch hold the same bytes.
 
-        Of the next batch, or that of `step`. All processes must call this. `ValueError` says which
-        processes differ, and in which leaf.
+        Of the next batch, or that of `step`. All must call this. `ValueError` says what differs.
         """
         verify_batch(self.batch_at(self._cursor.step if step is None else step), timeout_s)
 
@@ -277,8 +279,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
 
     def _move(self, plan: Plan, step: int) -> None:
         self.close()
-        same = plan == self.plan
-        pipeline = self.pipeline if same else self.pipeline.replaced(plan=plan)
+        pipeline = self.pipeline if plan == self.plan else self.pipeline.replaced(plan=plan)
         # One assignment: an interrupt leaves the loader at the old place or at the new one.
         self._cursor = Cursor(pipeline, step)
         super().reset()
@@ -304,8 +305,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None:
         """Go on where the state was saved. Refused, the loader is as before.
 
-        `allow_changes` names fields of the fingerprint that may differ: "order", "data.sample", or
-        "data" for all of the data's.
+        `allow_changes` names what may differ: "order", "data.sample", "data" for all of the data's.
         """
         check_document(state)
         self._fingerprint.refuse_differences(state["fingerprint"], allow_changes)

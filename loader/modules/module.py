@@ -17,7 +17,10 @@ from flax import nnx
 from loader.modules.state_tree import matched, value_of
 from loader.modules.variables import IterationCount
 from loader.records.digest import content_key
+from loader.records.showing import call, shown
 from loader.records.stacking import copied
+
+_OF_EVERY_MODULE = ("config", "rngs", "name")
 
 
 class _Statistics(dict[str, Any]):
@@ -76,6 +79,14 @@ class LoaderModule(nnx.Module):
         self._computed_stats: nnx.Variable[Any] = nnx.Variable(None)
         self._applied_count = IterationCount(np.zeros((), np.int64))
         self._skipped_count = IterationCount(np.zeros((), np.int64))
+
+    def __repr__(self) -> str:
+        own = {name: value for name, value in vars(self).items() if name not in _OF_EVERY_MODULE}
+        public = [name for name in own if not name.startswith("_") and own[name] is not None]
+        return call(type(self).__name__, [f"{name}={shown(own[name])}" for name in public])
+
+    def __str__(self) -> str:  # else that of nnx, which goes through all variables
+        return repr(self)
 
     # Counters
 

@@ -25,6 +25,9 @@ class RaggedSpec:
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
 
+    def __repr__(self) -> str:
+        return f"RaggedSpec({self.dtype}{list(self.shape)})"
+
 
 LeafSpec: TypeAlias = jax.ShapeDtypeStruct | RaggedSpec
 # A tree of them. As JAX, we cannot say more: a union of dicts and tuples would refuse classes that

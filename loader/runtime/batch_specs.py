@@ -45,14 +45,13 @@ class BatchSpecs:
     @functools.cached_property
     def row(self) -> Spec:
         """The spec of a record after the host operators."""
-        try:
-            spec = self._declared(try_zeros=True)
-        except SpecUnknown:  # a real record must show it
-            spec = without_rows(spec_of(self._first_row()))
-            refuse_mask_key(spec)
-            refuse_bad_names(spec)
-        text = jax.ShapeDtypeStruct((), np.dtype(object))
-        return jax.tree.map(lambda s: text if None in s.shape else s, spec)
+        with contextlib.suppress(SpecUnknown):
+            return _with_texts(self._declared(try_zeros=True))
+        # A real record must show it. Its error, if any, does not come with that of the zeros.
+        spec = without_rows(spec_of(self._first_row()))
+        refuse_mask_key(spec)
+        refuse_bad_names(spec)
+        return _with_texts(spec)
 
     def check_operators(self) -> None:
         """Raise what is wrong between source and operators, as far as they say it themselves."""
@@ -86,12 +85,14 @@ class BatchSpecs:
     def of_rows(self, rows: int) -> Any:
         """The spec of a batch of so many rows, before it is cut into microbatches."""
         if rows not in self.by_rows:
-            try:
+            spec = None
+            # It may not be made for zeros, or for None where a text should be.
+            with contextlib.suppress(Exception):
                 if self._batcher.states_spec:
                     spec = self._batcher.batch_spec(self.row, batch_size=rows)
                 else:
                     spec = self._by_trial(zero_rows(self.row, rows))
-            except Exception:  # not made for zeros, or for None where a text should be
+            if spec is None:
                 first = self._first_row()
                 spec = self._by_trial(jax.tree.map(lambda leaf: leaf.repeat(rows, axis=0), first))
             self.by_rows[rows] = spec
@@ -117,6 +118,12 @@ class BatchSpecs:
             for leaf in jax.tree.leaves(self.of_rows(rows))
             if isinstance(leaf.dtype, np.dtype) and not is_text(leaf.dtype)
         )
+
+
+def _with_texts(spec: Spec) -> Spec:
+    """The spec with a text in place of each ragged leaf."""
+    text = jax.ShapeDtypeStruct((), np.dtype(object))
+    return jax.tree.map(lambda s: text if None in s.shape else s, spec)
 
 
 def split(batch: Any, rows: int, parts: int) -> Any:

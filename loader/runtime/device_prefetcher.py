@@ -61,6 +61,10 @@ class DevicePrefetcher(Generic[T]):
         self._at = _At(0, self._snapshot())  # replaced by one assignment, and by nothing else
         self._turns = Turns()
 
+    def __repr__(self) -> str:
+        where = "" if self._placer.sharder is None else f", {self._placer.sharder!r}"
+        return f"DevicePrefetcher({type(self._batches).__name__}{where})"
+
     def start(self) -> None:
         """Begin to work ahead now, before the first batch is asked for."""
         if self._at.ended is None:
@@ -185,7 +189,7 @@ class _Placer:
     """Places host batches; remembers where the leaves of each kind of batch go."""
 
     def __init__(self, sharder: MeshSharder | None) -> None:
-        self._sharder = sharder
+        self.sharder = sharder
         self._placements: dict[Any, BatchPlacement] = {}
 
     def __call__(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -199,6 +203,6 @@ class _Placer:
         return self._placements[key].place(batch), state
 
     def _placement(self, batch: Any) -> BatchPlacement:
-        if self._sharder is not None:
-            return self._sharder.placement_of(batch)
+        if self.sharder is not None:
+            return self.sharder.placement_of(batch)
         return BatchPlacement(spec_of(batch), 1, None)

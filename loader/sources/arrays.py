@@ -10,6 +10,7 @@ from loader.records.foreign import is_foreign
 from loader.records.integers import Int64s, checked_index, refuse_outside
 from loader.records.memory import take_rows
 from loader.records.prng_keys import is_prng_key
+from loader.records.showing import records_in_words
 from loader.records.spec import (
     Spec,
     leaf_name,
@@ -89,7 +90,7 @@ class ArraySource(Source):
         return sampled_fingerprint(self)
 
     def __repr__(self) -> str:
-        return f"ArraySource({self._length} records)"
+        return f"ArraySource({records_in_words(self._length, self.record_spec())})"
 
 
 def _as_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
