@@ -16,6 +16,7 @@ from loader.order.orders import BlockShuffle, Order, Sequential, Shuffle
 from loader.partition import PartitionAxis, PartitionManager
 from loader.records.errors import RowError
 from loader.records.masked_mean import masked_mean
+from loader.records.version import __version__ as __version__
 from loader.runtime.device_prefetcher import DevicePrefetcher
 from loader.runtime.epochs import Epoch
 from loader.runtime.workers.threads import Threads
@@ -32,6 +33,7 @@ from loader.sources import (
     ArraySource,
     FilesSource,
     GrainSource,
+    ImageFolderSource,
     JSONLinesSource,
     Mixture,
     Msgpack,
@@ -64,6 +66,7 @@ __all__ = [
     "FilesSource",
     "Filter",
     "GrainSource",
+    "ImageFolderSource",
     "IterationCount",
     "JSONLinesSource",
     "LoaderCheckpointHandler",

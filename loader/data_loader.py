@@ -27,6 +27,7 @@ from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
 from loader.runtime.placing import Placing
+from loader.runtime.showing import loader_in_words
 from loader.runtime.stage_checks import chosen_sharder, refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.threads import Threads
@@ -50,6 +51,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     `with_index="record"` adds a leaf of that name with the number of each record, -1 in padding.
     A loader is its own iterator: it goes on where it is, and starts again once it has ended.
     """
+
+    __repr__ = loader_in_words
 
     def __init__(
         self,
@@ -182,8 +185,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
         """Check that processes which hold the same part of a batch hold the same bytes.
 
-        Of the next batch, or that of `step`. All processes must call this. `ValueError` says which
-        processes differ, and in which leaf.
+        Of the next batch, or that of `step`. All must call this. `ValueError` says what differs.
         """
         verify_batch(self.batch_at(self._cursor.step if step is None else step), timeout_s)
 
@@ -303,8 +305,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
     def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None:
         """Go on where the state was saved. Refused, the loader is as before.
 
-        `allow_changes` names fields of the fingerprint that may differ: "order", "data.sample", or
-        "data" for all of the data's.
+        `allow_changes` names what may differ: "order", "data.sample", "data" for all of the data's.
         """
         here = self.plan, self.pipeline.source, self.pipeline.order, self._fingerprint
         plan, source = resumed(state, allow_changes, *here)

@@ -139,6 +139,12 @@ class _OfOperators(OperatorModule):
         super().__init__(_Composed(transforms, labels, probabilities), **options)
         self._operators = nnx.List(operators)
 
+    def _arguments(self) -> list[str]:
+        transform: Any = self.transform
+        odds = transform.probabilities
+        of = f"[{', '.join(map(repr, self._operators))}]"
+        return [of] if odds is None else [of, f"probabilities={list(odds)}"]
+
     def ready_transform(self) -> Transform:
         """The transform with those of its operators as they run: some need statistics first."""
         ready = tuple(operator.ready_transform() for operator in self._operators)

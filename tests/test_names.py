@@ -1,13 +1,17 @@
 """The names that people import, and what importing them costs."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import gristmill
 import loader
 import operators
+from loader.command.main import main
 
 LAZY = ["LoaderCheckpointHandler", "LoaderRestore", "LoaderSave", "TensorStoreSource"]
 
@@ -19,6 +23,51 @@ def test_both_names_of_the_package_give_the_same_objects():
         assert name in dir(loader)
         assert name in dir(gristmill)
     assert not hasattr(gristmill, "__path__")
+
+
+def test_operators_and_the_version_are_there_too():
+    assert gristmill.operators is operators
+    assert "operators" in dir(gristmill)
+    exec("from gristmill import operators", names := {})
+    assert names["operators"] is operators
+    assert gristmill.__version__ == loader.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", loader.__version__)
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with its modules first on the path."""
+    path = os.pathsep.join([str(folder), str(Path(gristmill.__file__).parent)])
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("name", ["loader", "operators"])
+@pytest.mark.parametrize("kind", ["file", "package"])
+def test_another_package_of_that_name_is_named_with_the_remedy(
+    name: str, kind: str, tmp_path: Path
+):
+    other = tmp_path / (f"{name}.py" if kind == "file" else f"{name}/__init__.py")
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("raise SystemExit('it was run')")
+    done = run(tmp_path, "-c", "import gristmill; gristmill.operators")
+    assert "ImportError" in done.stderr
+    message = done.stderr.splitlines()[-1]
+    ours = Path(gristmill.__file__).parent
+    assert f"needs its own package {name!r}, {ours}/{name}/__init__.py" in message
+    assert f"Python finds {other}: rename that file or folder, or put {ours} before" in message
+    done = run(tmp_path, "-c", "import gristmill; gristmill.main()")
+    assert f"Python finds {other}: rename" in done.stderr
+
+
+def test_the_command_says_its_version(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"gristmill {loader.__version__}\n"
 
 
 @pytest.mark.parametrize("package", ["loader", "gristmill"])

@@ -28,6 +28,7 @@ from loader.command.config.trust import imported, working_folder_importable
 from loader.command.launch.launch import add_parser as add_launch
 from loader.command.peek.peek import peek
 from loader.command.tokenize import tokenize
+from loader.records.version import __version__
 from loader.state.finding import read_state
 
 ALL_KINDS = {
@@ -143,6 +144,7 @@ def add_common(parser: argparse.ArgumentParser, *, changes: bool) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gristmill", description="A data loader for JAX training loops.")
+    parser.add_argument("--version", action="version", version=f"gristmill {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Any, words: str, *names: str, within: Any = commands) -> Any:

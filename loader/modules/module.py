@@ -17,9 +17,12 @@ from flax import nnx
 
 from loader.records.digest import content_key
 from loader.records.jax_settings import raw_value, set_raw_value
+from loader.records.showing import call, shown
 from loader.records.stacking import copied
 
 Path = tuple[Any, ...]
+
+_OF_EVERY_MODULE = ("config", "rngs", "name")
 
 
 class IterationCount(nnx.Variable[Any]):
@@ -103,6 +106,14 @@ class LoaderModule(nnx.Module):
         self._applied_count = IterationCount(np.zeros((), np.int64))
         self._skipped_count = IterationCount(np.zeros((), np.int64))
         self._check_rngs()
+
+    def __repr__(self) -> str:
+        own = {name: value for name, value in vars(self).items() if name not in _OF_EVERY_MODULE}
+        public = [name for name in own if not name.startswith("_") and own[name] is not None]
+        return call(type(self).__name__, [f"{name}={shown(own[name])}" for name in public])
+
+    def __str__(self) -> str:  # else that of nnx, which goes through all variables
+        return repr(self)
 
     # Counters
 

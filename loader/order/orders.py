@@ -48,6 +48,9 @@ class Shuffle:
     seed: int
     match_grain: bool = False
 
+    def __repr__(self) -> str:
+        return f"Shuffle(seed={self.seed}{', match_grain=True' if self.match_grain else ''})"
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", checked_int("Shuffle: seed", self.seed))
         if self.match_grain and not 0 <= self.seed < 2**32:

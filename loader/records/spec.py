@@ -6,13 +6,14 @@ array of arrays, with None in its spec for each length that is not fixed. It too
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from loader.records.errors import SpecMismatch
+from loader.records.foreign import in_numpy
 
 VALID_MASK = "valid_mask"
 
@@ -23,6 +24,9 @@ class RaggedSpec:
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
+
+    def __repr__(self) -> str:
+        return f"RaggedSpec({self.dtype}{list(self.shape)})"
 
 
 LeafSpec: TypeAlias = jax.ShapeDtypeStruct | RaggedSpec
@@ -43,19 +47,20 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
     """The leaves of a tree with their names."""
-    return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return [(leaf_name(path), leaf) for path, leaf in leaves]
 
 
-def refuse_bad_names(tree: Any) -> None:
+def refuse_bad_names(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> None:
     """Raise `ValueError` if keys are not texts, or if two leaves have the same name."""
     if isinstance(tree, dict) and not all(isinstance(key, str) for key in tree):
         raise ValueError(
             f"the keys of records must be texts, got {list(tree)[:8]}: give each leaf a name, for "
             "example {str(key): leaf for key, leaf in record.items()}"
         )
-    names = [name for name, _ in named_leaves(tree)]
+    names = [name for name, _ in named_leaves(tree, is_leaf)]
     if len(set(names)) < len(names):
         twin = next(name for name in names if names.count(name) > 1)
         raise ValueError(
@@ -84,6 +89,7 @@ def spec_of(tree: Any) -> Spec:
     def spec_of_leaf(leaf: Any) -> LeafSpec:
         if isinstance(leaf, str | bytes):
             return jax.ShapeDtypeStruct((), np.dtype(object))
+        leaf = in_numpy(leaf)
         if not hasattr(leaf, "dtype"):
             leaf = np.asarray(leaf)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

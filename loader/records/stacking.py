@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.records.errors import SpecMismatch
+from loader.records.foreign import as_array, image_bytes, in_numpy, is_image
 from loader.records.memory import empty_rows
 from loader.records.prng_keys import is_prng_key
 from loader.records.spec import (
@@ -34,8 +35,9 @@ def stack(
 ) -> Any:
     """Records stacked leaf by leaf. A message calls record i `locate(names[i])`.
 
-    A list of numbers counts as an array. With `ragged`, arrays that differ in length, and in
-    nothing else, become a ragged leaf: an object array of arrays.
+    A list of numbers counts as an array, and a dict of bytes and a path as its bytes. With
+    `ragged`, arrays that differ in length, and in nothing else, become a ragged leaf: an object
+    array of arrays.
     """
 
     def name(number: int) -> str:
@@ -44,12 +46,12 @@ def stack(
     if (plain := _columns_of_plain_dicts(records)) is not None:
         return {key: _stack_leaf(key, values, name, ragged) for key, values in plain.items()}
     refuse_bad_names(records[0])
-    first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_list_of_numbers)
+    first, tree = jax.tree_util.tree_flatten_with_path(records[0], is_leaf=_is_leaf)
     if not first:
         raise ValueError(f"record {name(0)} is {records[0]!r}: a record needs at least one leaf")
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for number, record in enumerate(records[1:], 1):
-        leaves, other = jax.tree.flatten(record, is_leaf=_is_list_of_numbers)
+        leaves, other = jax.tree.flatten(record, is_leaf=_is_leaf)
         if other != tree:
             raise SpecMismatch(
                 f"record {name(number)} is built as {other}, record {name(0)} as {tree}: all "
@@ -80,12 +82,17 @@ def _columns_of_plain_dicts(records: Sequence[Any]) -> dict[str, list[Any]] | No
 
 
 def _stack_leaf(leaf: str, values: list[Any], name: Callable[[int], str], ragged: bool) -> Any:
+    def where(number: int) -> str:
+        return f"leaf {leaf!r} of record {name(number)}"
+
+    if any(map(is_image, values)):
+        values = [image_bytes(v, where, n) if is_image(v) else v for n, v in enumerate(values)]
     kinds = {type(value) for value in values}
     if kinds <= {str, bytes}:
         stacked = np.empty(len(values), object)
         stacked[:] = values
         return stacked
-    arrays = [value if hasattr(value, "dtype") else _as_array(value) for value in values]
+    arrays = [as_array(value, where, number) for number, value in enumerate(values)]
     like = arrays[0]
     for kind in kinds:
         refuse_unfit_array(leaf, kind, like.dtype)
@@ -94,7 +101,7 @@ def _stack_leaf(leaf: str, values: list[Any], name: Callable[[int], str], ragged
             alike = (array.ndim, array.dtype) == (like.ndim, like.dtype)
             if not alike or (array.shape != like.shape and not ragged):
                 raise SpecMismatch(
-                    f"leaf {leaf!r} of record {name(number)} is {array.dtype}{list(array.shape)}, "
+                    f"{where(number)} is {array.dtype}{list(array.shape)}, "
                     f"of record {name(0)} {like.dtype}{list(like.shape)}: records of a batch must "
                     "be alike; pad or crop them to one shape, or cast them, before they are "
                     "batched",
@@ -104,13 +111,13 @@ def _stack_leaf(leaf: str, values: list[Any], name: Callable[[int], str], ragged
     if is_prng_key(like):
         return jnp.stack(arrays)
     if not like.ndim:
-        return np.array(arrays)
+        items = [array.item() for array in arrays] if like.dtype.hasobject else arrays
+        return np.array(items, like.dtype)
     return np.stack(arrays, out=empty_rows((len(arrays), *like.shape), like.dtype))
 
 
-def _as_array(value: Any) -> np.ndarray:
-    """The value as an array; texts as objects, so that all of them are of one dtype."""
-    return np.asarray(value, object if isinstance(value, str | bytes) else None)
+def _is_leaf(node: Any) -> bool:
+    return _is_list_of_numbers(node) or is_image(node)
 
 
 def _is_list_of_numbers(node: Any) -> bool:
@@ -127,7 +134,12 @@ def unstack(rows: Any) -> list[Any]:
 
 def copied(tree: Any) -> Any:
     """The tree with arrays of its own: what one side writes into, the other does not see."""
-    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, tree)
+
+    def copy_of(x: Any) -> Any:
+        x = in_numpy(x)
+        return x.copy() if isinstance(x, np.ndarray) else x
+
+    return jax.tree.map(copy_of, tree)
 
 
 def ragged_leaf(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -12,17 +12,15 @@ import numpy as np
 from loader.batchers import BatcherModule
 from loader.records.errors import RowError
 from loader.records.spec import (
-    LeafSpec,
     Spec,
     is_text,
-    leaf_spec,
     named_leaves,
     refuse_bad_names,
     refuse_mask_key,
     spec_of,
     without_rows,
 )
-from loader.records.stacking import is_ragged, zero_rows
+from loader.records.stacking import row_spec, zero_rows
 from loader.runtime.record_index import RecordIndex
 from loader.sources.reading import first_rows, locate, record_spec
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
@@ -50,18 +48,17 @@ class BatchSpecs:
     @functools.cached_property
     def row(self) -> Spec:
         """The spec of a record after the host operators."""
-        try:
-            spec = self._declared(try_zeros=True)
-        except SpecUnknown:  # a real record must show it
-            spec = without_rows(spec_of(self._first_row()))
-            refuse_mask_key(spec)
-            refuse_bad_names(spec)
-        text = jax.ShapeDtypeStruct((), np.dtype(object))
-        return jax.tree.map(lambda s: text if None in s.shape else s, spec)
+        with contextlib.suppress(SpecUnknown):
+            return _with_texts(self._declared(try_zeros=True))
+        # A real record must show it. Its error, if any, does not come with that of the zeros.
+        spec = without_rows(spec_of(self._first_row()))
+        refuse_mask_key(spec)
+        refuse_bad_names(spec)
+        return _with_texts(spec)
 
     def explain_host_error(self, rows: Any, error: Exception) -> None:
         """Raise what an operator says of rows like those read: better than what it has raised."""
-        _refused(self._transforms, jax.tree.map(_row_spec, rows), error)
+        _refused(self._transforms, row_spec(rows), error)
 
     def explain_device_error(self, transforms: Sequence[BoundTransform], error: Exception) -> None:
         """The same of operators on the device, which get what comes out of those here."""
@@ -101,12 +98,14 @@ class BatchSpecs:
         """The spec of a batch of so many rows, before it is cut into microbatches."""
         if rows not in self.by_rows:
             row = self.row  # what is wrong with it is not a matter of the batcher
-            try:
+            spec = None
+            # It may not be made for zeros, or for None where a text should be.
+            with contextlib.suppress(Exception):
                 if self._batcher.states_spec:
                     spec = self._batcher.batch_spec(row, batch_size=rows)
                 else:
                     spec = self._by_trial(zero_rows(row, rows))
-            except Exception:  # not made for zeros, or for None where a text should be
+            if spec is None:
                 first = self._first_row()
                 spec = self._by_trial(jax.tree.map(lambda leaf: leaf.repeat(rows, axis=0), first))
             self.by_rows[rows] = self._index.added_to_spec(spec, rows)
@@ -143,12 +142,10 @@ def _refused(transforms: Sequence[BoundTransform], spec: Spec, error: Exception)
                 raise said from error
 
 
-def _row_spec(leaf: Any) -> LeafSpec:
-    """The spec of one row of a leaf; ragged where its rows differ in length."""
-    if not is_ragged(leaf):
-        return without_rows(spec_of(leaf))
-    sizes = zip(*(row.shape for row in leaf), strict=True)
-    return leaf_spec([n if {n} == {*rest} else None for n, *rest in sizes], leaf[0].dtype)
+def _with_texts(spec: Spec) -> Spec:
+    """The spec with a text in place of each ragged leaf."""
+    text = jax.ShapeDtypeStruct((), np.dtype(object))
+    return jax.tree.map(lambda s: text if None in s.shape else s, spec)
 
 
 def split(batch: Any, rows: int, parts: int) -> Any:

@@ -71,6 +71,10 @@ class DevicePrefetcher(Generic[T]):
         self._at = _At(0, self._snapshot())  # replaced by one assignment, and by nothing else
         self._turns = Turns()
 
+    def __repr__(self) -> str:
+        where = "" if self._placer.sharder is None else f", {self._placer.sharder!r}"
+        return f"DevicePrefetcher({type(self._batches).__name__}{where})"
+
     def start(self) -> None:
         """Begin to work ahead now, before the first batch is asked for."""
         if self._at.ended is None:
@@ -195,7 +199,7 @@ class _Placer:
     """Places host batches; remembers where the leaves of each kind of batch go."""
 
     def __init__(self, sharder: MeshSharder | None, batch_size: int | None) -> None:
-        self._sharder = sharder
+        self.sharder = sharder
         self._rows: int | None = None  # of this process in every batch
         if batch_size is not None:
             self._rows = checked_int("batch_size", batch_size, 1)
@@ -217,10 +221,10 @@ class _Placer:
         return self._placements[key].place(batch), state
 
     def _placement(self, batch: Any) -> BatchPlacement:
-        if self._sharder is None:
+        if self.sharder is None:
             return BatchPlacement(spec_of(batch), 1, None)
         try:
-            return self._sharder.placement_of(batch)
+            return self.sharder.placement_of(batch)
         except RowsDoNotDivide as error:
             if self._rows is not None:
                 raise

@@ -15,6 +15,7 @@ import queue
 import sys
 import weakref
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from loader.records.jax_settings import thread_settings, transfers_are_guarded
@@ -179,7 +180,7 @@ class Line(Generic[T]):
             self._next_begun = self._next_placed = step  # asked again, it is made again
             self._shared.tasks.pop(step, None)
             try:
-                raise error
+                raise error.with_traceback(_without_our_frames(error.__traceback__))
             finally:
                 del error, value  # the error's traceback refers to this frame
         return cast(T, value)
@@ -244,6 +245,19 @@ class Line(Generic[T]):
         if still is None:
             self._shared.tasks.clear()
         return still
+
+
+def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """From the first frame of a user's code on; all frames if the error is from our own code."""
+    theirs = traceback
+    while theirs is not None and _is_ours(theirs):
+        theirs = theirs.tb_next
+    return theirs or traceback
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    module = traceback.tb_frame.f_globals.get("__name__", "")
+    return module.split(".")[0] in ("loader", "operators")
 
 
 def _here() -> tuple[Any, ...]:

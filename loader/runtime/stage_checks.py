@@ -1,5 +1,7 @@
 """What can be wrong with the stages of a loader before any of them has run."""
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +51,14 @@ def refuse_unfit_stages(
             f"{type(loader.batcher).__name__} never pads, and remainder={plan.remainder!r} ends "
             "with a batch that must be filled up: use remainder='drop', or PadBatcher()"
         )
+    if plan.epochs is None and plan.remainder == "pad" and plan.batch_size > plan.num_records:
+        warnings.warn(
+            f"batch_size {plan.batch_size} is larger than the {plan.num_records} records of an "
+            f"epoch, so {plan.batch_size - plan.num_records} rows of every batch are masked, for "
+            "ever: use remainder='carry', which fills batches from the next epoch, or "
+            f"batch_size={plan.num_records}",
+            stacklevel=_level_of_the_user(),
+        )
     if microbatches is not None:
         wanted = f"an int that divides batch_size {plan.batch_size}"
         number = checked_int("microbatches", microbatches, 1, wanted=wanted)
@@ -61,3 +71,11 @@ def refuse_unfit_stages(
         names = {name for r in rngs for name in r}
         if "default" not in names:  # which serves for any
             stage.ensure_rng_streams(sorted(names))
+
+
+def _level_of_the_user() -> int:
+    """The `stacklevel` of the first frame that is not ours, nor flax's, which makes modules."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("loader", "flax"):
+        level, frame = level + 1, frame.f_back
+    return level

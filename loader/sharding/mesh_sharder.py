@@ -25,6 +25,7 @@ from loader.partition.axes import MODE_TRAIN
 from loader.partition.correction import as_entry, refuse_misfit
 from loader.partition.mesh import names_of
 from loader.records.narrowing import device_dtype, survives
+from loader.records.showing import call, mesh_in_words
 from loader.records.spec import VALID_MASK, Spec, leaf_name, named_leaves, spec_of
 from loader.sharding.placement import BatchPlacement, rows_shape
 from loader.sharding.sharder_module import (
@@ -77,6 +78,10 @@ class MeshSharder(SharderModule):
         pairs = rules.items() if isinstance(rules, Mapping) else rules
         self.rules = None if pairs is None else tuple((str(regex), spec) for regex, spec in pairs)
         self._check_rules()
+
+    def __repr__(self) -> str:
+        rules = [] if self.rules is None else [f"rules={list(self.rules)}"]
+        return call(type(self).__name__, [f"mesh {mesh_in_words(self.mesh)}", *rules])
 
     def get_partition_spec(self, logical_spec: LogicalAxisSpec | PartitionSpec) -> PartitionSpec:
         if self.partition_axis is not None and not isinstance(logical_spec, PartitionSpec):

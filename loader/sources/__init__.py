@@ -13,6 +13,7 @@ from loader.sources.arrays import ArraySource as ArraySource
 from loader.sources.as_source import as_source as as_source
 from loader.sources.files import FilesSource as FilesSource
 from loader.sources.grain_source import GrainSource as GrainSource
+from loader.sources.image_folder import ImageFolderSource as ImageFolderSource
 from loader.sources.mixture.mixture import Mixture as Mixture
 from loader.sources.packing.lengths import index_lengths as index_lengths
 from loader.sources.packing.packed import Packed as Packed

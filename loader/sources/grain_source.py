@@ -10,6 +10,8 @@ from loader.records.integers import Int64s
 from loader.sources.reading import sampled_fingerprint
 from loader.sources.source import Source
 
+_FOR_STREAMS = "place the batches of a stream with DevicePrefetcher(batches, MeshSharder(mesh))"
+
 
 class GrainSource(Source):
     """Wraps a `grain.MapDataset` or a random-access source.
@@ -28,8 +30,13 @@ class GrainSource(Source):
         self.thread_safe = thread_safe or own or type(self).thread_safe
         if isinstance(dataset, grain.IterDataset):
             raise ValueError(
-                "a grain.IterDataset can only be read from its start and has no record numbers: "
-                "give the grain.MapDataset it was made from"
+                f"a grain.IterDataset ({type(dataset).__name__}) can only be read from its start: "
+                f"give the grain.MapDataset it was made from, or {_FOR_STREAMS}"
+            )
+        if is_stream(dataset):
+            raise TypeError(
+                f"a source needs __len__ and __getitem__, and a {type(dataset).__name__} can only "
+                f"be read from its start: give a data set of numbered records, or {_FOR_STREAMS}"
             )
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise TypeError(
@@ -73,6 +80,15 @@ class GrainSource(Source):
 
     def __repr__(self) -> str:
         return f"GrainSource({type(self._dataset).__name__}, {len(self)} records)"
+
+
+def is_stream(data: Any) -> bool:
+    """Whether this can only be iterated over. torch's and Hugging Face's classes have that name."""
+    if any(kind.__name__ == "IterableDataset" for kind in type(data).__mro__):
+        return True
+    return isinstance(data, grain.IterDataset) or (
+        hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+    )
 
 
 def _stages(dataset: Any) -> list[Any]:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from loader.records.digest import content_key, qualified_name
+from loader.records.foreign import in_numpy, is_foreign
 from loader.records.integers import Int64s
 from loader.records.memory import is_view
 from loader.records.spec import Spec
@@ -99,6 +100,9 @@ def _gathered(source: Any, indices: Int64s) -> Any:
     with guarded(source):
         rows = source.gather(indices)
     leaves, tree = jax.tree.flatten(rows)
+    if any(map(is_foreign, leaves)):
+        leaves = [in_numpy(leaf) for leaf in leaves]
+        rows = jax.tree.unflatten(tree, leaves)
     for leaf in leaves:
         if leaf.shape[:1] != (len(indices),):
             raise ValueError(
@@ -127,13 +131,18 @@ def _records(source: Any, numbers: list[int]) -> Sequence[Any]:
 
 def _share_memory(records: Iterable[Any]) -> bool:
     """Whether the same leaf of two records begins at the same address."""
-    seen = [
-        (place, leaf.__array_interface__["data"][0])
+    leaves = [
+        (place, leaf)
         for record in records
         for place, part in enumerate(record.values() if type(record) is dict else [record])
         for leaf in ([part] if type(part) is np.ndarray else jax.tree.leaves(part))
-        if isinstance(leaf, np.ndarray) and leaf.size
+        if isinstance(leaf, np.ndarray) or is_foreign(leaf)
     ]
+    try:  # all at once: what is made of a tensor must not take the place of another
+        arrays = [(place, in_numpy(leaf)) for place, leaf in leaves]
+    except ValueError:
+        return False  # stacking says which leaf cannot be read
+    seen = [(place, leaf.__array_interface__["data"][0]) for place, leaf in arrays if leaf.size]
     return len(set(seen)) < len(seen)
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loader.records import foreign
 from loader.records.prng_keys import is_prng_key
 
 
@@ -19,10 +20,15 @@ def _is_jax(leaf: Any) -> bool:
 
 
 def in_numpy(rows: Any) -> Any:
-    """The rows in numpy, as the host works on them, also if a function has used JAX."""
-    if not is_jax(rows):
+    """The rows in numpy, as the host works on them, also if a function has used JAX or torch."""
+    leaves = jax.tree.leaves(rows)
+    if all(type(leaf) is np.ndarray for leaf in leaves):
         return rows
-    return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_jax(leaf) else leaf, rows)
+
+    def in_numpy(leaf: Any) -> Any:
+        return np.asarray(leaf) if _is_jax(leaf) else foreign.in_numpy(leaf)
+
+    return jax.tree.map(in_numpy, rows)
 
 
 def namespace(rows: Any) -> Any:

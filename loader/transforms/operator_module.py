@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from loader.modules.structural import StructuralConfig, StructuralModule
+from loader.records import showing
 from loader.records.digest import describe, qualified_name
 from loader.records.integers import Int64s, checked_int
 from loader.records.renamed import refuse_old_names
@@ -97,6 +98,20 @@ class OperatorModule(StructuralModule):
     def label(self) -> str:
         """What messages call this operator."""
         return self.name or type(self).__name__
+
+    def __repr__(self) -> str:
+        if type(self) is OperatorModule:  # around a function, which has the name
+            return self.label
+        return showing.call(type(self).__name__, [*self._arguments(), *self._options()])
+
+    def _arguments(self) -> list[str]:
+        statistics = self.config.precomputed_stats or {}
+        known = [f"{name}={showing.shown(value)}" for name, value in statistics.items()]
+        return [*showing.arguments_of(self.transform), *known]
+
+    def _options(self) -> list[str]:
+        side = [f"on={self.on!r}"] if self.on != sides(self.transform)[0] else []
+        return [*side, *([] if self.seed is None else [f"seed={self.seed}"])]
 
     def ready_transform(self) -> Transform:
         """The transform as it runs. One that needs statistics is given them here."""

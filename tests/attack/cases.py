@@ -23,6 +23,7 @@ _LEAVES = {
     "pictures": {"id", "image", "label"},
     "lines": {"text"},
     "files": {"text"},
+    "image_folder": {"image", "label"},
     "windows": {"tokens"},
     "packed": {"packed"},
     "mapped": {"padded"},
@@ -110,7 +111,7 @@ def _operators(source: str, numbers: random.Random) -> tuple[str, ...]:
         chosen.remove("rename")
     if numbers.random() < _DEVICE_SHARE and not {"select", "rename"} & set(chosen):
         chosen.append(numbers.choice([n for n in fitting if OPERATORS[n].on == "device"]))
-    return tuple(chosen)
+    return (*first, *chosen)
 
 
 def _batcher(

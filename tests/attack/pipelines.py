@@ -31,6 +31,7 @@ from operators import (
     Choice,
     Constant,
     CropTokens,
+    DecodeImage,
     Filter,
     Map,
     MapBatch,
@@ -133,6 +134,9 @@ OPERATORS: dict[str, OperatorKind] = {
     ),
     "cast": OperatorKind(lambda seed: Cast("id", np.int64), plain.cast, "id"),
     "normalize": OperatorKind(lambda seed: Normalize("x", 3.5, 2.0), plain.normalized, "x"),
+    "decode": OperatorKind(
+        lambda seed: DecodeImage("image", channels=1, size=(4, 4)), plain.decoded, "file"
+    ),
     "flip": OperatorKind(lambda seed: RandomFlip("image", seed=seed), plain.flipped, "image"),
     "choice": OperatorKind(
         lambda seed: Choice([RandomFlip("image"), None], seed=seed), plain.flipped_or_not, "image"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import cv2
 import numpy as np
 import scipy.special
 
@@ -75,6 +76,12 @@ def cast(record: Record, _: Any) -> Record:
 
 def normalized(record: Record, _: Any) -> Record:
     return {**record, "x": (record["x"] - np.float32(3.5)) * np.float32(0.5)}
+
+
+def decoded(record: Record, _: Any) -> Record:
+    pixels = cv2.imdecode(np.frombuffer(record["image"], np.uint8), cv2.IMREAD_GRAYSCALE)
+    assert pixels is not None, "not an image"
+    return {**record, "image": pixels[:, :, None]}
 
 
 def flipped(record: Record, draws: np.ndarray) -> Record:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import grain
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ import tensorstore as ts
 from loader import (
     ArrayRecordSource,
     FilesSource,
+    ImageFolderSource,
     JSONLinesSource,
     Mapped,
     Mixture,
@@ -222,6 +224,18 @@ def files(count: int, folder: Path, seed: int) -> Given:
     return listed(FilesSource(str(folder / "*.txt")), [{"text": t} for t in texts])
 
 
+def image_folder(count: int, folder: Path, seed: int) -> Given:
+    records: list[Record | None] = []
+    for number, pixels in enumerate(pictures(count)["image"]):
+        label = number * plain_operators.CLASSES // count
+        path = folder / f"class {label}" / f"{number:03}.{('png', 'PNG')[number % 2]}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
+        records.append({"image": path.read_bytes(), "label": np.int32(label)})
+    classes = [f"class {label}" for label in range(plain_operators.CLASSES)]
+    return listed(ImageFolderSource(folder, classes=classes), records)
+
+
 def windows(count: int, folder: Path, seed: int) -> Given:
     length, stride = 5, 1 + seed % 6
     tokens = plain_operators.token_row((count - 1) * stride + length)
@@ -290,11 +304,23 @@ SOURCES: dict[str, Kind] = {
     "lines": lines,
     "json_lines": json_lines,
     "files": files,
+    "image_folder": image_folder,
     "windows": windows,
     "packed": packed,
     "mapped": mapped,
     "mixture": mixture,
 }
-FIRST_OPERATORS: dict[str, tuple[str, ...]] = {"lines": TEXTS_FIRST, "files": TEXTS_FIRST}
+FIRST_OPERATORS: dict[str, tuple[str, ...]] = {
+    "lines": TEXTS_FIRST,
+    "files": TEXTS_FIRST,
+    "image_folder": ("decode",),
+}
 HAS_GAPS = {"gaps", "filtered_grain"}
-WEIGHTS = {"arrays": 3, "gaps": 2, "zarr": 0.2, "files": 0.3, "grain": 0.1}  # some are slow to make
+WEIGHTS = {  # some are slow to make
+    "arrays": 3,
+    "gaps": 2,
+    "zarr": 0.2,
+    "files": 0.3,
+    "image_folder": 0.3,
+    "grain": 0.1,
+}

@@ -1,4 +1,5 @@
 import itertools
+import warnings
 from typing import Any, get_args
 
 import numpy as np
@@ -118,3 +119,16 @@ def test_the_last_positions_are_counted_as_the_first(remainder: Remainder):
     start, stop = loader.plan.span(step)
     ids = loader.host_batch_at(step)["id"][: stop - start].tolist()
     assert ids == unlike_records(7)["id"][np.arange(start, stop) % 7].tolist()
+
+
+def test_a_batch_that_is_never_full_is_warned_of():
+    data = unlike_records(5)
+    message = r"batch_size 8 .* the 5 records.*3 rows of every batch.*'carry'.*batch_size=5"
+    with pytest.warns(UserWarning, match=message) as warned:
+        DataLoader(data, batch_size=8, epochs=None)
+    assert [warning.filename for warning in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataLoader(data, batch_size=8, epochs=None, remainder="carry")
+        DataLoader(data, batch_size=5, epochs=None)
+        DataLoader(data, batch_size=8, epochs=2)

@@ -25,6 +25,25 @@ def test_a_file_that_is_named_in_two_ways_is_refused(
         FilesSource([path, path])
 
 
+def test_two_stars_are_folders_of_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("d/b.txt", "d/x/a.txt", "d/x/y/c.txt", "d/x/y/c.md", "d/.hidden/e.txt", "f.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(name)
+    Path("d/folder.txt").mkdir()
+    found = ["d/b.txt", "d/x/a.txt", "d/x/y/c.txt"]
+    for pattern in ("d/**/*.txt", Path("d/**/*.txt"), "d/**/**/*.txt"):
+        assert FilesSource(pattern).paths == found
+    assert FilesSource("**/*.txt").paths == [*found, "f.txt"]
+    assert FilesSource("d/**/y/*").paths == ["d/x/y/c.md", "d/x/y/c.txt"]
+    lines = TextLinesSource(tmp_path / "**/*.txt")
+    assert lines.paths == [str(tmp_path / name) for name in [*found, "f.txt"]]
+    with pytest.raises(FileNotFoundError, match=r"no file matches 'd/\*\*/\*\.csv'"):
+        FilesSource("d/**/*.csv")
+    with pytest.raises(ValueError, match=r"'\*\*', which is for local paths: .*list of globs"):
+        FilesSource("memory://d/**/*.txt")
+
+
 def test_files_of_the_same_content_are_different_files(tmp_path: Path):
     (tmp_path / "a").write_text("same")
     (tmp_path / "b").write_text("same")

@@ -27,6 +27,7 @@ from loader import (
     DataLoader,
     DefaultBatcher,
     FilesSource,
+    ImageFolderSource,
     JSONLinesSource,
     Mapped,
     Mixture,
@@ -192,6 +193,14 @@ def files(folder: Path, shift: int = 0) -> FilesSource:
     return FilesSource(str(folder / "*.png"), leaf="image", text=False)
 
 
+def image_folder(folder: Path, last: str = "dog") -> ImageFolderSource:
+    for number, image in enumerate(IMAGES.astype(np.uint8)):
+        path = folder / ("cat" if number < 5 else last) / f"{number:02}.PNG"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(_png(image))
+    return ImageFolderSource(folder)
+
+
 def _png(image: np.ndarray) -> bytes:
     """The image as a PNG file, not compressed: the same bytes with every library."""
 
@@ -286,6 +295,9 @@ KEPT: dict[str, Kept] = {
     "source-windows": of(windows, "data.stride", 4),
     "source-zarr": of(zarr, "data.sample", 1),
     "source-files": of(files, "data.sample", 1, operators=[DecodeImage(size=(8, 8))]),
+    "source-image-folder": of(
+        image_folder, "data.classes", "elk", operators=[DecodeImage(size=(8, 8))]
+    ),
     "source-grain": of(grain_dataset, "data.sample", 6),
     "source-of-a-user": on(Texts())("operators", operators=[Tokenize(), PadTokens("tokens", 25)]),
     "source-mixture": of(mixture, "data.shares", 4),

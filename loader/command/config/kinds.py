@@ -72,8 +72,7 @@ def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = Non
 
 _AS_THEY_ARE = (
     *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
-    "JSONLinesSource",
-    "TokenWindows",
+    *("ImageFolderSource", "JSONLinesSource", "TokenWindows"),
 )
 _CLASSES = (Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher)
 KINDS: Kinds = {

@@ -30,6 +30,10 @@ class RawArrays:
                     "jax.ShapeDtypeStruct(shape, dtype)"
                 )
 
+    def __repr__(self) -> str:
+        leaves = [f"{name}: {s.dtype}{list(s.shape)}" for name, s in named_leaves(self.spec)]
+        return f"RawArrays({', '.join(leaves)})"
+
     def __call__(self, data: bytes) -> Any:
         return jax.tree.map(lambda rows: rows[0], self.many([data]))
 

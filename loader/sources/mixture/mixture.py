@@ -211,8 +211,9 @@ class Mixture(Source):
         return f"component {name!r}, record {locate(self._sources[name], int(records[0]))}"
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{n!r}: {s / CYCLE:.1f}" for n, s in self._shares.items())
-        return f"Mixture({{{parts}}} in {BLOCK}, {len(self)} records)"
+        whole = sum(self._shares.values())
+        parts = ", ".join(f"{name} {share / whole:.1%}" for name, share in self._shares.items())
+        return f"Mixture({parts}: {len(self):,} records)"
 
 
 def from_the_start(source: Any) -> Any:

@@ -1,5 +1,6 @@
 """Which files a source was told to read: paths and globs, written out and found to be there."""
 
+import glob
 import itertools
 import os
 from collections.abc import Sequence
@@ -17,12 +18,17 @@ def expand(paths: Paths, kind: str) -> list[str]:
         raise ValueError(f"no paths given: name at least one {kind} file or a glob")
     found: list[str] = []
     for path in [os.fspath(path) for path in given]:
+        if "**" in path and "://" in path:
+            raise ValueError(
+                f"{path!r} has '**', which is for local paths: give a list of globs, one for each "
+                "depth of folders"
+            )
         if epath.Path(path).is_dir():
             raise ValueError(f"{path!r} is a folder: name its files, for example '{path}/*'")
         if epath.Path(path).exists():
             found.append(path)
         elif any(character in path for character in "*?["):
-            matches = sorted(os.fspath(match) for match in _glob(path) if not match.is_dir())
+            matches = _glob(path)
             if not matches:
                 raise FileNotFoundError(f"no file matches {path!r}")
             found += matches
@@ -49,7 +55,11 @@ def expand_local(paths: Paths, kind: str) -> list[str]:
     return [os.path.abspath(path) for path in expand(paths, kind)]
 
 
-def _glob(pattern: str) -> list[epath.Path]:
+def _glob(pattern: str) -> list[str]:
+    """The files that match, sorted. `**` is for folders of any depth; hidden files do not match."""
+    if "**" in pattern:
+        return sorted({path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)})
     parts = epath.Path(pattern).parts
     plain = list(itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
-    return list(epath.Path(*plain).glob("/".join(parts[len(plain) :])))
+    matches = epath.Path(*plain).glob("/".join(parts[len(plain) :]))
+    return sorted(os.fspath(match) for match in matches if not match.is_dir())

@@ -275,6 +275,23 @@ batch_size = 4
     }  # fmt: skip
 
 
+def test_a_folder_of_images_is_a_source(folder: Path):
+    for name in ("dog/1.png", "cat/0.PNG", "dog/2.png"):
+        (folder / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "photos" / name).write_bytes(name.encode())
+    (folder / "some.toml").write_text("""
+[source]
+kind = "ImageFolderSource"
+folder = "photos"
+classes = ["dog", "cat"]
+[loader]
+batch_size = 4
+""")
+    batch = read_config("some.toml", ALL_KINDS).loader.host_batch_at(0)
+    assert batch["image"].tolist() == [b"dog/1.png", b"dog/2.png", b"cat/0.PNG", None]
+    assert batch["label"].tolist() == [0, 0, 1, 0]
+
+
 def test_sources_can_be_mixed(folder: Path):
     (folder / "some.toml").write_text("""
 [source]
