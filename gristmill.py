@@ -24,9 +24,10 @@ def _ours(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-loader = _ours("loader")
-__all__ = list(loader.__all__)
-__version__: str = loader.__version__
+_ours("loader")
+import loader  # noqa: E402
+from loader import __all__ as __all__  # noqa: E402
+from loader import __version__ as __version__  # noqa: E402
 
 if TYPE_CHECKING:  # every name, for editors; below they are looked up
     import operators as operators

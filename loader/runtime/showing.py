@@ -6,9 +6,11 @@ from loader.records.showing import call, mesh_in_words, records_in_words
 from loader.sources.reading import knows_spec
 
 
-def loader_in_words(loader: Any) -> str:
-    """What it reads and where it is: the epoch of the next batch, and how many were delivered."""
-    pipeline, plan, step = loader.pipeline, loader.plan, loader.step
+def loader_in_words(self: Any) -> str:
+    """The `__repr__` of a loader: what it reads and where it is, with the epoch of the next batch
+    and how many were delivered.
+    """
+    pipeline, plan, step = self.pipeline, self.plan, self.step
     try:
         spec = pipeline.source.record_spec() if knows_spec(pipeline.source) else None
     except Exception:  # to show something must not fail; the error comes when records are read
@@ -21,7 +23,7 @@ def loader_in_words(loader: Any) -> str:
         f"epoch {epoch + 1}" + (f" of {plan.epochs}" if plan.epochs is not None else ""),
         f"step {step}" + (f" of {plan.end}" if plan.end is not None else ""),
     ]
-    mesh = getattr(loader.sharder, "mesh", None)
+    mesh = getattr(self.sharder, "mesh", None)
     if mesh is not None:
         parts.append(f"mesh {mesh_in_words(mesh)}")
-    return call(type(loader).__name__, parts)
+    return call(type(self).__name__, parts)
