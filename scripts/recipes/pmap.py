@@ -12,10 +12,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
-from loader import DataLoader, Shuffle
+from loader import DataLoader, MeshSharder, Shuffle
 
 devices = jax.local_device_count()
+mesh = jax.make_mesh((devices,), ("devices",))
 x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
 loader = DataLoader(
     {"x": x, "y": x @ np.array([1, 2, 3], np.float32)},
@@ -23,6 +25,8 @@ loader = DataLoader(
     microbatches=devices,  # the leading axis, one for each device
     order=Shuffle(seed=0),
     epochs=20,
+    # Each device gets its part from the helper thread, before the step asks for it.
+    sharder=MeshSharder(mesh, rules=[("microbatches", P("devices")), (".*", P())]),
 )
 
 
