@@ -45,6 +45,7 @@ weights = jnp.zeros((devices, 3))  # a copy for each device
 with loader:
     for batch in loader:
         assert batch["x"].shape == (devices, 8, 3)
-        weights = step(weights, batch)
+        # One step at a time: devices made of one CPU may wait for one another for ever otherwise.
+        weights = jax.block_until_ready(step(weights, batch))
 print(weights[0])
 np.testing.assert_allclose(weights, np.broadcast_to([1, 2, 3], (devices, 3)), atol=1e-3)
