@@ -8,6 +8,7 @@ import numpy as np
 
 from loader.modules.structural import StructuralConfig
 from loader.records.spec import VALID_MASK, Spec, leaf_spec
+from loader.records.stacking import is_ragged
 from loader.transforms.numpy_or_jax import rounded
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
 from operators.leaves import BOTH, frozen, get, name_of, put
@@ -103,6 +104,11 @@ class Normalize(OperatorModule):
         count, mean, squares = 0, 0.0, 0.0
         for batch in loader.pipeline.epoch():
             rows = get(batch, self._leaf)
+            if is_ragged(rows):
+                raise ValueError(
+                    f"{self.label} cannot be fitted: the rows of {self._leaf!r} differ in size; "
+                    "put Resize or a crop into the operators of the loader that it is fitted on"
+                )
             valid = rows[batch[VALID_MASK]] if VALID_MASK in batch else rows
             count, mean, squares = _moments_with(count, mean, squares, valid, per_channel)
         if not count:

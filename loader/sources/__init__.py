@@ -1,7 +1,7 @@
 """Where records come from: the source contract, a file or folder for each kind of data.
 
-Also sources made of other sources: `Mapped`, `Packed`, `Mixture`. It imports from `records/`,
-`modules/`, `order/` and `transforms/`, never from `runtime/`.
+Also sources made of other sources: `Mapped`, `Packed`, `Mixture`, `Subset`. It imports from
+`records/`, `modules/`, `order/` and `transforms/`, never from `runtime/`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from loader.sources.mixture.mixture import Mixture as Mixture
 from loader.sources.packing.lengths import index_lengths as index_lengths
 from loader.sources.packing.packed import Packed as Packed
 from loader.sources.source import Source as Source
+from loader.sources.subset import Subset as Subset
 from loader.sources.text_lines.json_lines import JSONLinesSource as JSONLinesSource
 from loader.sources.text_lines.text_lines import TextLinesSource as TextLinesSource
 from loader.sources.token_windows import TokenWindows as TokenWindows

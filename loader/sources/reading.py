@@ -196,10 +196,10 @@ def first_rows(source: Any) -> Iterator[tuple[int, Any]]:
 
 
 def fingerprint(source: Any) -> Mapping[str, Any]:
-    """What tells this data from other data: as the source says, else length and samples."""
+    """What tells this data from other data: as the source says, else samples; always the length."""
     if hasattr(source, "fingerprint"):
         with guarded(source):
-            return source.fingerprint()
+            return {"length": len(source), **source.fingerprint()}
     return {"kind": qualified_name(type(source)), **sampled_fingerprint(source)}
 
 

@@ -49,7 +49,10 @@ class SaveAndRestore(abc.ABC):
         return None
 
     def restore(self, directory: Any, *, allow_changes: Iterable[str] = ()) -> None:
-        """Go on from the newest whole state that `save` wrote into the folder."""
+        """Go on from the newest whole state that `save` wrote into the folder.
+
+        Or from the loader's part of a checkpoint of Orbax, the folder that has `loader.json` in it.
+        """
         self.set_state(read_newest(directory), allow_changes=allow_changes)
 
     async def load(self, directory: Any) -> Any:
@@ -102,6 +105,8 @@ def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The newest whole document of a folder; a damaged one is passed over with a warning."""
     if not Path(directory).is_dir():
         raise FileNotFoundError(f"there is no folder {os.fspath(directory)} to restore from")
+    if (of_orbax := Path(directory) / DOCUMENT_NAME).is_file():
+        return read_document(of_orbax)
     paths = documents(Path(directory))
     for path in reversed(paths):
         try:

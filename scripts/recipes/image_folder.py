@@ -27,15 +27,16 @@ write_some_images(Path("test"), 21, seed=1)
 
 to_one_size = [DecodeImage("image"), Resize("image", 32)]
 normalize = Normalize("image", mean=127.5, std=64.0, on="device")
+images = ImageFolderSource("train")
 train = DataLoader(
-    ImageFolderSource("train"),
+    images,
     batch_size=16,
     order=Shuffle(seed=0),
     epochs=4,
     operators=[*to_one_size, RandomFlip("image", seed=1), normalize],
     workers=Threads(2),  # two threads decode
 )
-held_out = ImageFolderSource("test")
+held_out = ImageFolderSource("test", classes=images.classes)  # the same labels
 test = DataLoader(held_out, batch_size=16, operators=[*to_one_size, normalize])
 
 

@@ -28,6 +28,7 @@ from loader import (
     Packed,
     RawArrays,
     Source,
+    Subset,
     TensorStoreSource,
     TextLinesSource,
     TokenWindows,
@@ -262,6 +263,12 @@ def mapped(count: int, folder: Path, seed: int) -> Given:
     return listed(Mapped(Listed(texts), [Tokenize(), PadTokens("tokens", 24)]), [*made])
 
 
+def subset(count: int, folder: Path, seed: int) -> Given:
+    records = plain_records(2 * count)
+    chosen = random.Random(seed).sample(range(2 * count), count)
+    return listed(Subset(records, chosen), [rows_of(records)[n] for n in chosen])
+
+
 def mixture(count: int, folder: Path, seed: int) -> Given:
     small = 1 + seed % 5
     records = plain_records(count + small)
@@ -308,6 +315,7 @@ SOURCES: dict[str, Kind] = {
     "windows": windows,
     "packed": packed,
     "mapped": mapped,
+    "subset": subset,
     "mixture": mixture,
 }
 FIRST_OPERATORS: dict[str, tuple[str, ...]] = {

@@ -61,3 +61,13 @@ def test_an_error_of_a_function_names_its_place_among_the_operators():
     with pytest.raises(ValueError, match="could not be broadcast") as raised:
         next(loader)
     assert any(note.startswith("(in operators[2], ") for note in raised.value.__notes__)
+
+
+def test_statistics_of_images_that_differ_in_size_are_refused_with_the_remedy():
+    normalize = Normalize("image")
+    with pytest.raises(ValueError, match="rows of 'image' differ in size; put Resize or a crop"):
+        normalize.fit(DataLoader(Photos(encoded=True), batch_size=3, operators=[DecodeImage()]))
+    resized = DataLoader(
+        Photos(encoded=True), batch_size=3, operators=[DecodeImage(), Resize("image", 4)]
+    )
+    normalize.fit(resized)

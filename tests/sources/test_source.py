@@ -188,3 +188,23 @@ def test_a_method_of_an_old_name_is_none_of_our_business():
 
     with DataLoader(ByEpoch(), batch_size=LENGTH) as loader:
         assert [batch["x"][2] for batch in loader.host_batches()] == [4]
+
+
+def test_the_length_counts_whatever_a_source_says_of_itself():
+    class Named(Source):
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __len__(self) -> int:
+            return self.count
+
+        def gather(self, indices: np.ndarray) -> Any:
+            return {"n": indices}
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {"name": "mine"}
+
+    state = DataLoader(Named(20), batch_size=4).get_state()
+    with pytest.raises(ValueError, match=r"data\.length: saved"):
+        DataLoader(Named(30), batch_size=4).set_state(state)
+    DataLoader(Named(20), batch_size=4).set_state(state)

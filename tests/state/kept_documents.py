@@ -37,6 +37,7 @@ from loader import (
     RawArrays,
     Sequential,
     Shuffle,
+    Subset,
     TensorStoreSource,
     TextLinesSource,
     TokenWindows,
@@ -238,6 +239,10 @@ def packed(folder: Path, seed: int = 4) -> Packed:
     return Packed(Tokens(), LENGTHS, 8, seed, pad_value=-1)
 
 
+def subset(folder: Path, first: int = 3) -> Subset:
+    return Subset(PICTURES, [first, 0, 11, 7, 9, 5])
+
+
 def mapped(folder: Path, bos: bool = True) -> Mapped:
     return Mapped(Texts(), [Tokenize(tokenizer=ByteTokenizer(bos=bos))])
 
@@ -306,6 +311,7 @@ KEPT: dict[str, Kept] = {
         reweighted, lambda folder: make(mixture(folder, 4)), "data.shares"
     ),
     "source-packed": of(packed, "data.pack", 5),
+    "source-subset": of(subset, "data.subset", 4),
     "source-mapped": of(mapped, "data.mapped", False, operators=[PadTokens("tokens", 32)]),
     "operators-images": on(PICTURES, operators=images())("operators", operators=images(2)),
     "operators-composed": on(PICTURES, operators=composed())("operators", operators=composed(0.3)),

@@ -51,6 +51,15 @@ def test_a_loader_is_saved_with_the_model_in_one_call_of_v1(tmp_path: Path):
     assert '\n "step": 5,' in document.read_text()
 
 
+def test_a_change_is_allowed_by_restoring_the_loader_from_its_part_of_a_checkpoint(tmp_path: Path):
+    ocp.save_checkpointables(str(tmp_path / "c"), {"model": MODEL, "data": at_step(5)})
+    other = DataLoader(unlike_records(23), batch_size=4, order=Shuffle(2), epochs=2)
+    with pytest.raises(ValueError, match=r"order\.seed: saved"):
+        other.restore(tmp_path / "c" / "data")
+    other.restore(tmp_path / "c" / "data", allow_changes={"order.seed"})
+    assert other.step == 5
+
+
 def test_an_asynchronous_save_is_of_the_step_at_which_it_was_asked_for(tmp_path: Path):
     saved = at_step(5)
     response = ocp.save_checkpointables_async(str(tmp_path / "c"), {"model": MODEL, "data": saved})
