@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from loader import DataLoader, DevicePrefetcher, Shuffle, Threads
+from loader.runtime import helper_threads
 from tests.data import unlike_records
 from tests.runtime.interrupts import interrupted_at
 from tests.runtime.test_device_prefetcher import Blocking, numbers
@@ -221,3 +222,23 @@ def test_a_thread_that_gave_up_leaves_its_step_to_others():
     assert ids(next(loader)) == [0, 1, 2, 3]
     assert isinstance(next(loader)["id"], jax.Array)
     loader.close()
+
+
+def test_a_thread_whose_start_was_interrupted_is_waited_for():
+    """It runs, and does not say so yet: `join` refuses it for a moment."""
+    work = threading.Event()
+
+    class Starting(threading.Thread):
+        refusals = 3
+
+        def join(self, timeout: float | None = None) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise RuntimeError("cannot join thread before it is started")
+            work.set()
+            super().join(timeout)
+
+    thread = Starting(target=work.wait, daemon=True)
+    thread.start()
+    assert helper_threads.join([thread]) is None
+    assert not thread.is_alive()
