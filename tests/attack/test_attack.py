@@ -13,6 +13,7 @@ from tests.attack.hosts import change_hosts
 from tests.attack.kills import kill_and_resume
 from tests.attack.oracle import Violation
 from tests.attack.pipelines import Case
+from tests.attack.planted import BUGS
 from tests.attack.shrink import program, shrunk
 from tests.attack.subject import Counts
 
@@ -96,6 +97,13 @@ def test_the_line_that_delivers_is_where_the_harness_looks_for_it():
     for path in ("loader/data_loader.py", "loader/runtime/device_prefetcher.py"):
         lines = [line.strip() for line in (ROOT / path).read_text().splitlines()]
         assert lines.count("return batch") >= 1, path
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_can_still_be_planted(name: str):
+    file, there, instead = BUGS[name]
+    assert (ROOT / file).read_text().count(there) == 1
+    assert instead != there
 
 
 def test_a_case_that_fails_is_found_and_becomes_small(monkeypatch: pytest.MonkeyPatch):
