@@ -48,11 +48,20 @@ def as_column(name: str, values: Any) -> Any:
 def _missing(values: Any) -> int:
     """How many values of a column of Arrow or pandas are missing: numpy would get NaN for them."""
     if hasattr(values, "isna") and not isinstance(values.dtype, np.dtype):
-        return int(values.isna().sum())
+        return int(values.isna().sum()) or _missing_in_lists(values)
     nulls: Any = getattr(values, "null_count", 0)
     if callable(nulls):
         nulls = nulls()
-    return nulls
+    return nulls or _missing_in_lists(values)
+
+
+def _missing_in_lists(values: Any) -> int:
+    """How many values are missing inside the lists of a column of Arrow, or of pandas over it."""
+    inner = getattr(values, "array", values)
+    arrow = inner.__arrow_array__() if hasattr(inner, "__arrow_array__") else values
+    chunks = getattr(arrow, "chunks", [arrow])
+    lists = [chunk for chunk in chunks if "list" in str(getattr(chunk, "type", ""))]
+    return sum(part.null_count + _missing_in_lists(part) for part in (c.flatten() for c in lists))
 
 
 def _of_objects(name: str, values: list[Any]) -> np.ndarray:
@@ -75,7 +84,8 @@ def _of_objects(name: str, values: list[Any]) -> np.ndarray:
         return column
     if all(isinstance(value, _NUMBERS) for value in values):
         column = np.array(values)
-        if column.dtype.hasobject:
+        whole = all(isinstance(value, int | np.integer) for value in values)
+        if column.dtype.hasobject or (whole and column.dtype.kind == "f"):  # too large for int64
             raise _unfit(name, 0, values[0])
         return column
     return _of_lists(name, values, where)
@@ -91,6 +101,10 @@ def _of_lists(name: str, values: list[Any], where: Callable[[int], str]) -> np.n
         raise _unlike(name, arrays, next(n for n, kind in enumerate(kinds) if kind != kinds[0]))
     # An empty list would be float64, and make floats of the integers in all others.
     dtype = np.result_type(*({a.dtype for a in arrays if a.size} or {arrays[0].dtype}))
+    for number, array in enumerate(arrays):
+        back = array.astype(dtype).astype(array.dtype)
+        if not np.array_equal(back, array, equal_nan=array.dtype.kind in "fc"):
+            raise _unlike(name, arrays, number)  # one dtype cannot hold the values of all
     arrays = [array.astype(dtype, copy=False) for array in arrays]
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)

@@ -28,14 +28,24 @@ def as_array(value: Any, where: Callable[[int], str], number: int = 0) -> Any:
         return np.asarray(value, object)
     if not isinstance(value, _OWN):
         try:
-            value = np.asarray(value)
+            given, value = value, np.asarray(value)
         except Exception as error:  # one of the other library, of whatever class
             raise ValueError(
                 f"{where(number)} is a {type(value).__name__}, which numpy cannot read ({error}): "
                 "give it as numpy, for example tensor.detach().cpu().numpy()"
             ) from error
+        if value.dtype.kind in "US" and _mixes_texts(given):
+            raise ValueError(
+                f"{where(number)} holds texts and numbers: give a list of one or the other"
+            )
     # Texts of numpy have a length in their dtype: as objects all of them are alike.
     return value.astype(object) if getattr(value.dtype, "kind", None) in ("U", "S") else value
+
+
+def _mixes_texts(value: Any) -> bool:
+    """Whether a list holds something beside texts, which numpy would turn into texts."""
+    listed = np.asarray(value, object) if isinstance(value, list | tuple) else np.empty(0)
+    return not all(isinstance(one, str | bytes) for one in listed.flat)
 
 
 def in_numpy(value: Any) -> Any:

@@ -10,7 +10,8 @@ def masked_mean(losses: Any, mask: Any) -> jax.Array:
     """The mean of `losses` where `mask` is True; 0 where nothing is.
 
     The mask has the leading axes of the losses: one for each row, or for each token. Numbers in the
-    place of True and False are weights. What is masked has no influence, not even a NaN. For use
+    place of True and False are weights. What is masked has no influence on the mean, not even a
+    NaN; but a gradient through a function that is NaN there is NaN, as in JAX everywhere. For use
     in a step: under `jit`, `vmap` and `grad`, and on any mesh.
     """
     losses, mask = jnp.asarray(losses), jnp.asarray(mask)

@@ -10,6 +10,11 @@ from loader.records.integers import Int64s
 from loader.sources.reading import sampled_fingerprint
 from loader.sources.source import Source
 
+# Stages of a `grain.MapDataset` in which element i is the same record in every epoch.
+_KEEP_THEIR_ELEMENTS = (
+    *("Source", "Range", "Map", "RandomMap", "MapWithIndex", "Filter", "Slice", "Repeat"),
+    *("Concatenate", "_WithSeed"),
+)
 _FOR_STREAMS = "place the batches of a stream with DevicePrefetcher(batches, MeshSharder(mesh))"
 
 
@@ -64,12 +69,14 @@ class GrainSource(Source):
         return [self._dataset[index] for index in indices]
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
-        """The numbers of elements; refused if they are other ones in each epoch."""
-        if any("Shuffle" in type(stage).__name__ for stage in _stages(self._dataset)):
+        """The numbers of elements; refused if they may be other ones in each epoch."""
+        stages = _stages(self._dataset) if isinstance(self._dataset, grain.MapDataset) else []
+        names = [type(stage).__name__.removesuffix("MapDataset") for stage in stages]
+        if others := [name for name in names if name not in _KEEP_THEIR_ELEMENTS]:
             raise ValueError(
-                "with_index has no meaning for a grain.MapDataset that shuffles: an element of it "
-                "is another record in each epoch. Leave out its shuffle, and give DataLoader(..., "
-                "order=Shuffle(seed, match_grain=True))"
+                f"with_index has no meaning for a grain.MapDataset with {others[0]}: an element of "
+                "it may be another record in each epoch. Leave it out: for a shuffle give "
+                "DataLoader(..., order=Shuffle(seed, match_grain=True)), for a mixture Mixture"
             )
         return {"": indices % len(self)}
 

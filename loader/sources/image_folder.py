@@ -50,7 +50,10 @@ class ImageFolderSource(FilesSource):
         self.classes = tuple(found if classes is None else classes)
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"classes={list(self.classes)} has a name twice: each is one label")
-        images = [_images(os.path.join(self.folder, name)) for name in self.classes]
+        images = [
+            _images(os.path.join(self.folder, name)) if name in found else []
+            for name in self.classes
+        ]
         counts = [len(paths) for paths in images]
         if classes is None and 0 in counts:
             raise ValueError(
@@ -110,9 +113,19 @@ def _class_folders(folder: str) -> list[str]:
 
 
 def _images(folder: str) -> list[str]:
-    """The images below a folder, sorted."""
-    found = []
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    """The images below a folder, sorted. A folder that cannot be read, or that comes again
+    through a link, is refused: images would be missing, or come twice."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found, seen = [], dict[str, str]()
+    for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        if (first := seen.setdefault(os.path.realpath(parent), parent)) != parent:
+            raise ValueError(
+                f"{parent!r} is the folder {first!r} again, through a link: its images would come "
+                "twice; remove the link"
+            )
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [os.path.join(parent, name) for name in files if _is_image(name)]
     return sorted(found)

@@ -14,6 +14,7 @@ from loader.sources.reading import (
     is_thread_safe,
     locate,
     read_rows,
+    record_numbers,
     record_spec,
     varies_by_epoch,
 )
@@ -62,7 +63,14 @@ class Subset(Source):
         return record_spec(self._source)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**fingerprint(self._source), "subset": digest(self._indices)}
+        inner = fingerprint(self._source)
+        before = inner.get("subset", [])  # of a subset of a subset
+        return {**inner, "length": len(self), "subset": [*before, digest(self._indices)]}
+
+    def record_numbers(self, indices: Int64s) -> dict[str, Any]:
+        """The numbers within the subset; refused where the source has none."""
+        record_numbers(self._source, np.zeros(0, np.int64))
+        return {"": indices}
 
     def locate(self, record: int) -> str:
         return f"of the source, record {locate(self._source, int(self._indices[record]))}"

@@ -63,7 +63,8 @@ def resumed(
     before, now = state["fingerprint"], fingerprint.digests
     changed = before.get(SHARES, now[SHARES]) != now[SHARES]  # without: it was not a mixture
     if changed:
-        _refuse_unknown_positions(state, plan, order, before.get(LENGTH) == now[LENGTH])
+        same_order = isinstance(order, Sequential) and before.get("order") == now["order"]
+        _refuse_unknown_positions(state, plan, same_order, before.get(LENGTH) == now[LENGTH])
     plan = plan.resumed(state, anew=changed)
     if saved is None:
         return plan, source.from_the_start()
@@ -73,7 +74,7 @@ def resumed(
 
 
 def _refuse_unknown_positions(
-    state: Mapping[str, Any], plan: Plan, order: Order, same_length: bool
+    state: Mapping[str, Any], plan: Plan, in_sequence: bool, same_length: bool
 ) -> None:
     """Raise where it cannot be said how many records of each component were given."""
     if "mixture" not in state:
@@ -83,13 +84,13 @@ def _refuse_unknown_positions(
             "restore that"
         )
     whole = same_length and state["position"] % plan.num_records == 0
-    if not (isinstance(order, Sequential) or whole):
+    if not (in_sequence or whole):
         raise ValueError(
             f"the weights of the mixture were changed at position {state['position']}, inside an "
-            f"epoch of {plan.num_records} that {order} has shuffled, so its components have given "
-            "records from all over the epoch, and what is left of each is not known: change "
-            "weights at the end of an epoch, or train with the default order, Sequential(); a "
-            "mixture is shuffled inside"
+            f"epoch of {plan.num_records} that the order has shuffled, so its components have "
+            "given records from all over the epoch, and what is left of each is not known: change "
+            "weights at the end of an epoch, or train from the start with the default order, "
+            "Sequential(); a mixture is shuffled inside"
         )
 
 

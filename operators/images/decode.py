@@ -52,14 +52,8 @@ class _Decode:
             raise RowError(
                 row, f"leaf {self.name!r} is a {type(data).__name__}, not the bytes of an image"
             )
-        height, width = _stored_size(data)
-        most = self.most_pixels or _MOST_PIXELS
-        if height * width > most:  # before memory is taken: a few bytes can ask for gigabytes
-            raise RowError(
-                row,
-                f"leaf {self.name!r} is an image of {height} x {width} pixels, which is more than "
-                f"{most:,}: leave it out, or give DecodeImage(most_pixels={height * width})",
-            )
+        # Before memory is taken: a few bytes can ask for gigabytes.
+        self._refuse_large(row, *_stored_size(data))
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
         if image is None:
             raise RowError(
@@ -67,7 +61,17 @@ class _Decode:
                 f"leaf {self.name!r} is no whole JPEG or PNG image ({len(data)} bytes, beginning "
                 f"with {data[:8]!r}): write that record anew, or leave it out with a filter",
             )
+        self._refuse_large(row, *image.shape[:2])  # of formats that were not looked into before
         return image
+
+    def _refuse_large(self, row: int, height: int, width: int) -> None:
+        most = self.most_pixels or _MOST_PIXELS
+        if height * width > most:
+            raise RowError(
+                row,
+                f"leaf {self.name!r} is an image of {height} x {width} pixels, which is more than "
+                f"{most:,}: leave it out, or give DecodeImage(most_pixels={height * width})",
+            )
 
     def output_spec(self, spec: Spec) -> Spec:
         leaf = get(spec, self.name)
@@ -99,7 +103,8 @@ class DecodeImage(OperatorModule):
 
     Images may differ in size: put `Resize` or a crop after it. With `size=(height, width)` all
     must have that size, and nothing needs to follow. Colours are red, green, blue. An image of more
-    than `most_pixels` (100 million if not given) is refused before it is decoded.
+    than `most_pixels` (100 million if not given) is refused, if it is JPEG or PNG before it is
+    decoded.
     """
 
     def __init__(

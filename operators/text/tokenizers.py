@@ -144,7 +144,11 @@ def _with_tokens(
 ) -> HuggingFaceTokenizer:
     """The tokenizer with the ids of the tokens to add, but for those that it adds itself."""
     model = _hugging_face(tokenizer.json)
+    # What it adds by itself: the ids of a text, with and without its special tokens.
+    plain = model.encode("a", add_special_tokens=False).ids
     probe = model.encode("a").ids
+    place = next((n for n in range(len(probe)) if probe[n : n + len(plain)] == plain), 0)
+    itself = {"bos": probe[:place][:1], "eos": probe[place + len(plain) :][-1:]}
     added = {}
     for name, end in ends.items():
         if end is False:
@@ -158,7 +162,7 @@ def _with_tokens(
                 f"{name}={end!r} of this Hugging Face tokenizer: {came}; give the text of a "
                 f"token, such as {name}='</s>'; its special tokens are {special[:8]}"
             )
-        if probe[0 if name == "bos" else -1 :][:1] != [number]:  # else it is there already
+        if itself[name] != [number]:  # else it is there already
             added[f"{name}_id"] = number
     return dataclasses.replace(tokenizer, **added)
 

@@ -71,16 +71,19 @@ def tabled(source: Any, table: list[Record | None], length: int) -> Given:
 
 
 class Plain:
-    """A source of a user's: length and one record."""
+    """A source of a user's: length and one record, found as in a file, by `seek` and `read`."""
 
     def __init__(self, count: int) -> None:
         self.records = plain_records(count)
+        self._place = 0
 
     def __len__(self) -> int:
         return len(self.records["id"])
 
     def __getitem__(self, index: int) -> Any:
-        return {name: leaf[index] for name, leaf in self.records.items()}
+        self._place = index
+        time.sleep(0)  # another thread may run now: one that reads too would move the place
+        return {name: leaf[self._place] for name, leaf in self.records.items()}
 
 
 class Gaps(Plain):

@@ -828,7 +828,7 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
 
 
 def test_an_image_that_is_as_large_as_allowed_is_decoded():
-    for suffix in (".jpg", ".png"):
+    for suffix in (".jpg", ".png", ".bmp", ".webp", ".tiff", ".ppm"):
         data = cv2.imencode(suffix, np.zeros((3, 5, 3), np.uint8))[1].tobytes()
         rows = {"x": np.array([data], object)}
         assert DecodeImage("x", most_pixels=15)(rows)["x"][0].shape == (3, 5, 3)

@@ -64,6 +64,16 @@ def test_a_token_that_a_tokenizer_adds_itself_is_not_added_twice():
     assert token_lists(tokenizer=hugging, bos="<s>") == token_lists(tokenizer=hugging)
 
 
+def test_an_unknown_word_is_not_taken_for_a_token_that_the_tokenizer_adds():
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"</s>": 0, "b": 1, "c": 2}, unk_token="</s>")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenize = Tokenize(tokenizer=words, bos="</s>", eos="</s>")
+    tokens = tokenize({"text": np.array(["b c", "c"], object)})["tokens"]
+    assert [row.tolist() for row in tokens] == [[0, 1, 2, 0], [0, 2, 0]]
+
+
 def test_the_tokens_of_both_ends_are_found_beside_a_file_or_in_a_tokenizer_of_transformers(
     tmp_path: Path,
 ):

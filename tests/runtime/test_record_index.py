@@ -159,7 +159,12 @@ INNER = Mixture({"a": (RECORDS, 1)})
         (PACKED, {}, "no meaning for Packed: a row holds several records"),
         (Mixture({"p": (PACKED, 1)}), {}, "no meaning for Packed"),
         (Mixture({"in": (INNER, 1)}), {}, "no meaning for a mixture inside a mixture"),
-        (grain.MapDataset.range(9).shuffle(1), {}, r"MapDataset that shuffles.*match_grain=True"),
+        (grain.MapDataset.range(9).shuffle(1), {}, r"MapDataset with Shuffle:.*match_grain=True"),
+        (
+            grain.MapDataset.mix([grain.MapDataset.range(3), grain.MapDataset.range(10, 17)]),
+            {},
+            "MapDataset with Mixed:.* for a mixture Mixture",
+        ),
         (RECORDS, {"with_index": "valid_mask"}, "such as 'record', got 'valid_mask'"),
         (RECORDS, {"with_index": True}, "such as 'record', got True"),
         (RECORDS, {"with_index": "id"}, "a leaf 'id' already: give with_index another name"),

@@ -399,3 +399,37 @@ def test_hugging_face_data_sets_are_taken_as_they_are():
         DataLoader(datasets.DatasetDict({"train": data}), batch_size=2)
     with pytest.raises(TypeError, match=r"IterableDataset.*DevicePrefetcher"):
         DataLoader(data.to_iterable_dataset(), batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ([["a", 1], ["b", "c"]], "leaf 't' of record 0 holds texts and numbers"),
+        ([[2**63 + 1], [1]], "column 't' has"),
+        ([[0.5], [2**53 + 1]], "column 't' has"),
+        ([2**63 + 1, -1], "column 't' has a int in record 0"),
+    ],
+)
+def test_values_that_one_dtype_cannot_hold_are_refused(column: Any, words: str):
+    with pytest.raises(ValueError, match=words):
+        DataLoader({"t": column}, batch_size=2)
+
+
+def test_whole_numbers_beside_others_stay_as_they_are():
+    batch = next(DataLoader({"t": [[1, 2], [0.5, 3]]}, batch_size=2).host_batches())
+    assert batch["t"].tolist() == [[1, 2], [0.5, 3]]
+
+
+def test_a_value_that_is_missing_inside_a_list_of_arrow_is_refused():
+    pa = pytest.importorskip("pyarrow")
+    pd = pytest.importorskip("pandas")
+    lists = pa.array([[1, None], [2, 3]])
+    fixed = pa.array([[1, None], [2, 3]], pa.list_(pa.int64(), 2))
+    for column in (lists, fixed, pa.array([[[1], [None]], [[2]]])):
+        with pytest.raises(ValueError, match="column 't' has 1 missing values"):
+            DataLoader(pa.table({"t": column}), batch_size=2)
+        frame = pd.DataFrame(
+            {"t": pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([column])))}
+        )
+        with pytest.raises(ValueError, match="column 't' has 1 missing values"):
+            DataLoader(frame, batch_size=2)

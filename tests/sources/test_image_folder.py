@@ -1,6 +1,8 @@
 """Images in a folder for each class."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,3 +133,24 @@ def test_images_of_different_sizes_are_decoded_and_a_broken_one_is_named(tmp_pat
     (tmp_path / "b/2.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"record 7 \(.*b/2\.png\).*no whole JPEG or PNG"):
         list(make())
+
+
+def test_a_folder_that_comes_again_through_a_link_is_refused(tmp_path: Path):
+    write(tmp_path)
+    (tmp_path / "a" / "latest").symlink_to(".")
+    with pytest.raises(ValueError, match=r"latest' is the folder .*a' again, through a link"):
+        ImageFolderSource(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path)
+    scandir = os.scandir
+
+    def refused(path: Any) -> Any:  # root may read everything, so the system cannot refuse it
+        if os.fspath(path).endswith("x"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        ImageFolderSource(tmp_path)

@@ -8,7 +8,7 @@ import grain
 import numpy as np
 import pytest
 
-from loader import ArraySource, DataLoader, Shuffle, Subset, TextLinesSource, Threads
+from loader import ArraySource, DataLoader, Packed, Shuffle, Subset, TextLinesSource, Threads
 from loader.testing import assert_covers_each_record_once, assert_resumes_exactly, assert_same_batch
 from tests.data import unlike_records
 
@@ -92,3 +92,20 @@ def test_a_subset_says_what_it_is():
     assert repr(Subset(ArraySource({"x": np.arange(5)}), [1])).startswith(
         "Subset(1 of ArraySource("
     )
+
+
+def test_a_subset_of_another_subset_is_other_data():
+    records = unlike_records(50)
+    parts = [Subset(Subset(records, np.arange(n, n + 20)), np.arange(10)) for n in (0, 20)]
+    first, second = (DataLoader(part, batch_size=2) for part in parts)
+    with pytest.raises(ValueError, match=r"data\.subset: saved digest"):
+        second.set_state(first.get_state(), allow_changes={"data.sample"})
+
+
+def test_numbers_are_those_within_the_subset_and_refused_where_there_are_none():
+    loader = DataLoader(Subset(unlike_records(50), CHOSEN), batch_size=17, with_index="record")
+    batch = next(loader.host_batches())
+    assert batch["record"].tolist() == list(range(17))
+    packed = Packed([{"tokens": np.arange(3)}] * 4, np.full(4, 3), 6)
+    with pytest.raises(ValueError, match="with_index has no meaning"):
+        DataLoader(Subset(packed, [1]), batch_size=1, with_index="record")

@@ -284,3 +284,12 @@ def test_the_slow_way_warns_once_with_its_cost(monkeypatch: pytest.MonkeyPatch, 
             quick = packed(tokenised(Texts()), **settings)
             for row in range(len(quick)):
                 quick[row]
+
+
+def test_a_file_that_was_replaced_is_refused_where_the_source_is_sent_to(tmp_path: Path):
+    path = tmp_path / "tokens.bin"
+    sent = pickle.dumps(packed(tokenised(Texts()), tokens=path))
+    pickle.loads(sent)
+    index_lengths(tokenised(Texts(), eos=True), tokens=path)
+    with pytest.raises(ValueError, match=r"replaced by the tokens of other data.*source again"):
+        pickle.loads(sent)

@@ -180,10 +180,13 @@ def test_weights_are_not_changed_inside_an_epoch_that_an_order_has_shuffled():
     inside = after(make(**settings), 3)[1]
     loader = make(SECOND, **settings)
     with pytest.raises(
-        ValueError, match=r"position 30, inside an epoch of 40 that Shuffle.*end of"
+        ValueError, match=r"position 30, inside an epoch of 40 that the order.*end of"
     ):
         loader.set_state(inside, allow_changes=ALLOWED)
     assert loader.step == 0
+    in_order = make(SECOND, **{**settings, "order": None})  # the order of then counts, not of now
+    with pytest.raises(ValueError, match="what is left of each is not known"):
+        in_order.set_state(inside, allow_changes={*ALLOWED, "order", "order.seed"})
     seen, state = after(make(**settings), 4)
     more, state = after(resumed(state, SECOND, **settings), 6)
     assert sorted(seen) == sorted(after(make(batch_size=40), 1)[0])

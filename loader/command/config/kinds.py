@@ -54,6 +54,10 @@ def _packed(
         raise ValueError(
             "lengths_cache has no effect beside tokens, which keeps them: leave it out"
         )
+    for key, path, suffix in (("tokens", tokens, ".bin"), ("lengths_cache", lengths_cache, ".npy")):
+        # A configuration writes no file that could be taken for code.
+        if path is not None and not path.endswith(suffix):
+            raise ValueError(f"{key} is a file that is written: give a name that ends in {suffix}")
     lengths = index_lengths(source, leaf, cache=lengths_cache, tokens=tokens)
     how: dict[str, Any] = {"leaf": leaf, "fit": fit, "long": long, "pad_value": pad_value}
     return Packed(source, lengths, row_length, seed, tokens=tokens, cache_bytes=cache_bytes, **how)

@@ -1,8 +1,9 @@
 """What a configuration may name: a file must not run code that its reader has not chosen.
 
 `module:name` is imported and called, so a name is code. A configuration may name what `loader` and
-`operators` export, and what a module of the working folder defines. Anything else must be
-named with `--trust` on the command line, as `module:name` or as the module: never in the file.
+`operators` export, and what a module of the working folder defines. That is a file of Python:
+compiled ones count as code from elsewhere. Anything else must be named with `--trust` on the
+command line, as `module:name` or as the module: never in the file.
 """
 
 import contextlib
@@ -36,6 +37,8 @@ def refuse_untrusted(reference: Any, trusted: Iterable[str]) -> None:
         return
     if module in ("loader", "operators") and name in imported(f"{module}:__all__"):
         return
+    if _spec(module.partition(".")[0]) is None:
+        imported(reference)  # which says that there is none
     if _is_here(module) and _is_its_own(reference, module):
         return
     raise ValueError(
@@ -62,15 +65,30 @@ def _module_of(reference: Any) -> str:
 
 def _is_here(module: str) -> bool:
     """Whether Python would find this module in the working folder, and not somewhere else."""
+    spec = _spec(module.partition(".")[0])
+    if spec is None:
+        return False
+    places = list(spec.submodule_search_locations or [spec.origin or ""])
+    return all(os.path.dirname(place) == os.getcwd() for place in places) and _is_source(module)
+
+
+def _is_source(module: str) -> bool:
+    """Whether a module, and each package that it is in, is Python that a person can read."""
+    names = module.split(".")
+    for count in range(1, len(names) + 1):
+        spec = _spec(".".join(names[:count]))
+        if spec is None or not (spec.origin or ".py").endswith(".py"):
+            return False
+    return True
+
+
+def _spec(module: str) -> Any:
+    """Where Python finds a module; None if it does not. Packages that it is in are imported."""
     try:
         with working_folder_importable():
-            spec = importlib.util.find_spec(module.partition(".")[0])
-    except ValueError:  # a module that does not say where it is from
-        return False
-    if spec is None:
-        return True  # there is none: that is what the import will say
-    places = list(spec.submodule_search_locations or [spec.origin or ""])
-    return all(os.path.dirname(place) == os.getcwd() for place in places)
+            return importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # not there, or it does not say where it is from
+        return None
 
 
 def _is_its_own(reference: str, module: str) -> bool:
@@ -79,8 +97,8 @@ def _is_its_own(reference: str, module: str) -> bool:
     on_the_way: Any = sys.modules[module]
     for part in reference.partition(":")[2].split("."):
         on_the_way = getattr(on_the_way, part)
-        if inspect.ismodule(on_the_way):
+        if inspect.ismodule(on_the_way) or part.startswith("__"):
             return False
     if inspect.isroutine(named) or inspect.isclass(named):
-        return _is_here(str(named.__module__))
+        return _is_here(str(getattr(named, "__module__", None)))  # None: of something in C
     return True  # a value that it has made

@@ -74,10 +74,15 @@ class TokensFile:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: the file by its path, to be mapped again."""
-        return {"path": self.path}
+        return {"path": self.path, "key": self.key}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        self.__init__(state["path"])
+        if self.key != state["key"]:
+            raise ValueError(
+                f"{self.path} was replaced by the tokens of other data, or of another tokenizer, "
+                "since the source was made: make the source again"
+            )
 
 
 def write_tokens(path: Path, key: str, records: Iterable[np.ndarray]) -> None:

@@ -1,8 +1,10 @@
 """A configuration runs no code that its reader has not chosen."""
 
+import py_compile
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loader.command.config.config import read_config
@@ -17,10 +19,16 @@ kind = {kind}
 batch_size = 2
 """
 FOLDER_MODULE = """
+import functools
 import os
 import subprocess as run
 from os import system
 import numpy as np
+
+ARRAY = np.arange(3)
+
+def doubled(rows):
+    return rows
 
 class Numbers:
     def __init__(self, count=5):
@@ -55,6 +63,8 @@ def refusal(kind: str, arguments: str = "") -> str:
     [
         *("os:system", "subprocess:getoutput", "builtins:eval", "posix:system", "sys:exit"),
         *("own_code:os.system", "own_code:system", "own_code:run.getoutput"),
+        *("own_code:ARRAY.dump", "own_code:doubled.__builtins__.get", "own_code:Numbers.__init__"),
+        *("own_code:Numbers.__subclasses__", "own_code:doubled.__globals__.__getitem__"),
         *("own_code:Numbers.__class__", "loader.command.main:os.system", "loader:command.main.os"),
         "tests.command.config.test_trust:main",
     ],
@@ -100,3 +110,25 @@ def test_a_folder_that_is_named_as_a_module_elsewhere_does_not_make_it_ours(fold
     (folder / "os.py").write_text("")
     assert "--trust pip:main" in refusal("pip:main")
     assert "--trust os:system" in refusal("os:system")
+
+
+def test_a_compiled_module_is_not_one_of_the_folder(folder: Path):
+    for name in ("compiled", "a_folder/compiled"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / "source.py").write_text("open('planted', 'w').close()\ndef make(): return [1]\n")
+        py_compile.compile(str(folder / "source.py"), str(folder / f"{name}.pyc"))
+        reference = f"{name.replace('/', '.')}:make"
+        assert f"--trust {reference}" in refusal(reference)
+    assert not (folder / "planted").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [('tokens = "code.pyc"', "ends in .bin"), ('lengths_cache = "a.py"', "in .npy")],
+)
+def test_a_configuration_writes_no_file_that_could_be_code(key: str, words: str, folder: Path):
+    np.save("tokens.npy", np.ones((4, 3), np.uint8))
+    inner = 'source = { kind = "ArraySource", arrays = { tokens = "tokens.npy" } }'
+    assert words in refusal("Packed", f"{inner}\nrow_length = 4\n{key}")
+    assert not (folder / "code.pyc").exists()
+    assert not (folder / "a.py").exists()
