@@ -34,8 +34,13 @@ def delivers(frame: FrameType) -> bool:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether this is an interrupt, or what a lock of Python's makes of one on the way out."""
+    """Whether this is an interrupt, or what a lock of Python's makes of one on the way out.
+
+    JAX compares keys of its caches in C++, and makes an error of its own of an interrupt there.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
+        if "Cache keys should be comparable" in str(error) and "KeyboardInterrupt" in str(error):
+            return True
         error = error.__context__
     return error is not None
 
