@@ -16,6 +16,7 @@ from loader.runtime.cursor import Turns
 from loader.runtime.line import Line
 from loader.sharding.mesh_sharder import MeshSharder, RowsDoNotDivide
 from loader.sharding.placement import BatchPlacement
+from loader.state.streams import DocumentPerProcess
 
 T = TypeVar("T")
 
@@ -31,13 +32,14 @@ class _At:
     ended: Exception | None = None  # what every later `next` raises
 
 
-class DevicePrefetcher(Generic[T]):
+class DevicePrefetcher(DocumentPerProcess, Generic[T]):
     """Any iterator of host batches, placed on devices ahead of the loop.
 
     `sharder` places them by its rules; without one they go to the default device. Around an
     iterator with `get_state` and `set_state`, such as any `grain.DatasetIterator`, it has them too,
-    true to the last batch delivered. Such a stream resumes where it was, but it is not elastic: its
-    state belongs to the number of processes, and to the batch size, it was saved with.
+    true to the last batch delivered; and `save`, `restore`, `LoaderSave` and Orbax v1 write one
+    document for each process. Such a stream resumes where it was, but it is not elastic: its state
+    belongs to the number of processes, and to the batch size, it was saved with.
 
     With `batch_size`, which counts rows of the whole job, every batch gets a `valid_mask` and a
     short one is padded. Without it batches pass unchanged.

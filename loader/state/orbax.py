@@ -1,4 +1,7 @@
-"""A loader as an item of an Orbax v0 checkpoint. Orbax v1 calls the loader's own methods."""
+"""A loader, or a stream, as an item of an Orbax v0 checkpoint.
+
+Orbax v1 calls the methods of the loader itself.
+"""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,19 +10,17 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from loader.state.document import DOCUMENT_NAME as DOCUMENT_NAME
-from loader.state.document import read_document, write_once
-from loader.state.save_and_restore import SaveAndRestore
+from loader.state.save_and_restore import SaveAndRestore, write_file
 
 
 class LoaderCheckpointHandler(ocp.CheckpointHandler):
-    """Saves and restores a loader as an item of an Orbax v0 checkpoint."""
+    """Saves and restores a loader or a stream as an item of an Orbax v0 checkpoint."""
 
     def save(self, directory: epath.Path, args: "LoaderSave") -> None:
-        write_once(args.loader.get_state(), directory)
+        write_file(args.loader.file_for_checkpoint(), directory)
 
     def restore(self, directory: epath.Path, args: "LoaderRestore") -> SaveAndRestore:
-        state = read_document(directory / DOCUMENT_NAME)
-        args.loader.set_state(state, allow_changes=args.allow_changes)
+        args.loader.restore_from_checkpoint(directory, args.allow_changes)
         return args.loader
 
 
