@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 import orbax.checkpoint as ocp0
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from loader import DataLoader, DevicePrefetcher, LoaderRestore, LoaderSave
+from loader import DataLoader, DevicePrefetcher, LoaderRestore, LoaderSave, Shuffle
 from tests.processes import run_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* never awaited:RuntimeWarning")
@@ -231,6 +232,44 @@ def test_a_folder_keeps_the_newest_saves_and_a_damaged_one_is_passed_over(tmp_pa
     assert prefetcher.get_state()["at"] == 3
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere to restore from"):
         prefetcher.restore(tmp_path / "nowhere")
+
+
+def save_by_grain(saved: Any, folder: Path) -> None:
+    with ocp0.CheckpointManager(folder) as manager:
+        manager.save(7, args=ocp0.args.Composite(data=grain.checkpoint.CheckpointSave(saved)))
+
+
+def restore_by_grain(restored: Any, folder: Path) -> None:
+    with ocp0.CheckpointManager(folder) as manager:
+        args = grain.checkpoint.CheckpointRestore(restored)
+        manager.restore(7, args=ocp0.args.Composite(data=args))
+
+
+def a_loader() -> DataLoader:
+    return DataLoader(np.arange(100), batch_size=4, order=Shuffle(3))
+
+
+@pytest.mark.parametrize("make", [a_loader, lambda: DevicePrefetcher(filtered())])
+def test_grains_own_checkpoint_save_restores_a_loader_and_a_stream(make: Any, tmp_path: Path):
+    saved = make()
+    for _ in range(2):
+        next(saved)
+    save_by_grain(saved, tmp_path)
+    restored = make()
+    restore_by_grain(restored, tmp_path)
+    for _ in range(3):
+        leaves = [jax.tree.leaves(next(batches)) for batches in (restored, saved)]
+        np.testing.assert_array_equal(*leaves)
+    restored.close()
+    saved.close()
+
+
+def test_grains_own_checkpoint_save_refuses_a_state_of_bytes_at_save(tmp_path: Path):
+    with (
+        DevicePrefetcher(of_grains_data_loader()) as stream,
+        pytest.raises(TypeError, match="bytes is not JSON serializable"),
+    ):
+        save_by_grain(stream, tmp_path)
 
 
 TWO = """
