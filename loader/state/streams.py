@@ -58,7 +58,9 @@ class DocumentPerProcess(SaveAndRestore):
             )
         self.get_state()  # an iterator without a state says so here
         states: list[Any] = []
-        _together("restoring a stream", lambda: states.append(_of_orbax(epath.Path(directory))))
+        _together(
+            "restoring a stream", lambda: states.append(state_in_checkpoint(epath.Path(directory)))
+        )
         self.set_state(states[0])
 
     def save_newest(self, directory: str | os.PathLike[str], keep: int) -> None:
@@ -131,7 +133,7 @@ def _read(file: epath.Path) -> Any:
     return from_json(found["state"])
 
 
-def _of_orbax(directory: epath.Path) -> Any:
+def state_in_checkpoint(directory: epath.Path) -> Any:
     """This process's state in the stream's part of a checkpoint."""
     matches = list(_names(directory, STREAM_NAME))
     if not matches:

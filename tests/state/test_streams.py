@@ -258,8 +258,8 @@ def test_grains_own_checkpoint_save_restores_a_loader_and_a_stream(make: Any, tm
     restored = make()
     restore_by_grain(restored, tmp_path)
     for _ in range(3):
-        leaves = [jax.tree.leaves(next(batches)) for batches in (restored, saved)]
-        np.testing.assert_array_equal(*leaves)
+        for one, other in zip(*map(jax.tree.leaves, (next(restored), next(saved))), strict=True):
+            np.testing.assert_array_equal(one, other)
     restored.close()
     saved.close()
 
