@@ -38,11 +38,11 @@ from loader.sources.reading import knows_spec
 from loader.state.agreement import agree_on_start, verify_batch
 from loader.state.fingerprint import Fingerprint
 from loader.state.resuming import mixture_at, resumed, state_at
-from loader.state.save_and_restore import SaveAndRestore
+from loader.state.save_and_restore import OneDocument
 from loader.transforms.operator_module import as_operators
 
 
-class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, pytree=False):
+class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytree=False):
     """Batches for a training loop, each a function of (data, configuration, step).
 
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.

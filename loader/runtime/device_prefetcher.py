@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, Generic, Self, TypeVar, cast
 
 import jax
@@ -14,8 +14,10 @@ from loader.records.integers import checked_int
 from loader.records.spec import named_leaves, spec_of
 from loader.runtime.cursor import Turns
 from loader.runtime.line import Line
+from loader.runtime.state_dicts import iterator_of
 from loader.sharding.mesh_sharder import MeshSharder, RowsDoNotDivide
 from loader.sharding.placement import BatchPlacement
+from loader.state.streams import DocumentPerProcess
 
 T = TypeVar("T")
 
@@ -31,13 +33,15 @@ class _At:
     ended: Exception | None = None  # what every later `next` raises
 
 
-class DevicePrefetcher(Generic[T]):
+class DevicePrefetcher(DocumentPerProcess, Generic[T]):
     """Any iterator of host batches, placed on devices ahead of the loop.
 
     `sharder` places them by its rules; without one they go to the default device. Around an
-    iterator with `get_state` and `set_state`, such as any `grain.DatasetIterator`, it has them too,
-    true to the last batch delivered. Such a stream resumes where it was, but it is not elastic: its
-    state belongs to the number of processes, and to the batch size, it was saved with.
+    iterator with `get_state` and `set_state`, such as any `grain.DatasetIterator`, or an iterable
+    with `state_dict` and `load_state_dict`, as Hugging Face and torchdata have, it has a state too,
+    true to the last batch delivered; and `save`, `restore`, `LoaderSave` and Orbax v1 write one
+    document for each process. Such a stream resumes where it was, but it is not elastic: its state
+    belongs to the number of processes, and to the batch size, it was saved with.
 
     With `batch_size`, which counts rows of the whole job, every batch gets a `valid_mask` and a
     short one is padded. Without it batches pass unchanged.
@@ -49,7 +53,7 @@ class DevicePrefetcher(Generic[T]):
 
     def __init__(
         self,
-        batches: Iterator[Any],
+        batches: Iterable[Any],
         sharder: MeshSharder | None = None,
         *,
         batch_size: int | None = None,
@@ -59,10 +63,8 @@ class DevicePrefetcher(Generic[T]):
             raise TypeError(
                 f"sharder must be a MeshSharder, such as MeshSharder(mesh): {sharder!r}"
             )
-        self._batches: Any = iter(batches)
-        self._has_state = hasattr(self._batches, "get_state") and hasattr(
-            self._batches, "set_state"
-        )
+        self._batches, self._has_state = iterator_of(batches)
+        self._kind = type(batches).__name__
         self._placer = _Placer(sharder, batch_size)
         self._prefetch = checked_int("prefetch", prefetch, 0)
         self._line: Line[tuple[Any, Any]] | None = None
@@ -73,7 +75,7 @@ class DevicePrefetcher(Generic[T]):
 
     def __repr__(self) -> str:
         where = "" if self._placer.sharder is None else f", {self._placer.sharder!r}"
-        return f"DevicePrefetcher({type(self._batches).__name__}{where})"
+        return f"DevicePrefetcher({self._kind}{where})"
 
     def start(self) -> None:
         """Begin to work ahead now, before the first batch is asked for."""
@@ -171,8 +173,9 @@ class DevicePrefetcher(Generic[T]):
     def _need_state(self) -> None:
         if not self._has_state:
             raise TypeError(
-                f"a {type(self._batches).__name__} has no get_state and set_state, so its place "
-                "cannot be saved: wrap an iterator that has them, or use DataLoader"
+                f"a {self._kind} has no get_state and set_state, nor state_dict and "
+                "load_state_dict, so its place cannot be saved: wrap an iterator that has them, or "
+                "use DataLoader"
             )
 
 

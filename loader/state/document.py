@@ -11,16 +11,17 @@ writes it.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from etils import epath
 
 from loader.records.digest import DIGEST_HEX_DIGITS
 
 STATE_VERSION = 2
 DOCUMENT_NAME = "loader.json"  # in a folder of Orbax's
+STREAM_NAME = re.compile(r"stream-(\d+)-of-(\d+)\.json")  # there too: process, processes
 
 _TYPES = {
     "version": int,
@@ -60,7 +61,7 @@ def make_document(
         "fingerprint": dict(fingerprint),
         **({} if mixture is None else {_MIXTURE: dict(mixture)}),
     }
-    return {**body, "checksum": _checksum(body)}
+    return {**body, "checksum": checksum(body)}
 
 
 def check_document(state: Any) -> None:
@@ -85,7 +86,7 @@ def check_document(state: Any) -> None:
             raise damaged(f"fingerprint field {_short(field)} is {_short(value)}")
     if _MIXTURE in state:
         _check_mixture(state[_MIXTURE])
-    if state["checksum"] != _checksum({k: v for k, v in state.items() if k != "checksum"}):
+    if state["checksum"] != checksum({k: v for k, v in state.items() if k != "checksum"}):
         raise damaged("its checksum does not match its contents")
 
 
@@ -122,13 +123,14 @@ def _other_version(version: int, step: Any) -> ValueError:
     )
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
+def checksum(body: Mapping[str, Any]) -> str:
+    """Of a document without the field of that name."""
     return hashlib.sha256(_canonical_json(body).encode()).hexdigest()[:16]
 
 
-def damaged(why: str) -> ValueError:
+def damaged(why: str, of: str = "a DataLoader") -> ValueError:
     return ValueError(
-        f"the state document is damaged or not one of a DataLoader: {why}. Use an intact copy, "
+        f"the state document is damaged or not one of {of}: {why}. Use an intact copy, "
         "such as the checkpoint before it"
     )
 
@@ -145,25 +147,35 @@ def document_text(state: Mapping[str, Any]) -> str:
     return json.dumps(state, indent=1) + "\n"
 
 
-def write_once(state: Mapping[str, Any], directory: epath.PathLike) -> None:
-    """Write the document into a folder of Orbax's: process 0 does, for all."""
-    if jax.process_index() == 0:
-        (epath.Path(directory) / DOCUMENT_NAME).write_text(document_text(state))
-
-
 def read_document(path: epath.PathLike) -> dict[str, Any]:
     """The document in a file, checked. `ValueError` if it is not whole."""
     file = epath.Path(path)
     if not file.exists():
+        refuse_streams(file.parent)
         raise FileNotFoundError(f"there is no state document {os.fspath(file)}")
     if file.stat().length > _MOST_BYTES:
         raise damaged(f"{os.fspath(file)} has {file.stat().length} bytes")
-    try:
-        state = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise damaged(f"{os.fspath(file)} is no JSON ({type(error).__name__})") from error
+    state = read_json(file)
     try:
         check_document(state)
     except TypeError as error:
         raise damaged(f"{os.fspath(file)}: {error}") from error
     return state
+
+
+def read_json(file: epath.Path) -> Any:
+    """What is in a file that ought to be JSON. `ValueError` if it is not."""
+    try:
+        return json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise damaged(f"{os.fspath(file)} is no JSON ({type(error).__name__})") from error
+
+
+def refuse_streams(folder: epath.Path) -> None:
+    """Raise if a folder without a loader's document has a stream's."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if any(STREAM_NAME.search(name) for name in names):
+        raise ValueError(
+            f"{os.fspath(folder)} holds the state of a stream: restore it into a DevicePrefetcher, "
+            "as it was saved"
+        )

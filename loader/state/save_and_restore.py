@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import grain
 import jax
+from etils import epath
 
 from loader.records.integers import checked_int
 from loader.records.whole_file import write_whole
@@ -21,14 +23,63 @@ from loader.state.document import (
     damaged,
     document_text,
     read_document,
-    write_once,
+    refuse_streams,
 )
 
 _FILE_NAME = re.compile(r"(\d{8,})-step-(\d+)\.json")
 
 
 class SaveAndRestore(abc.ABC):
-    """The methods of something with a state that save it: to files, and for Orbax v1."""
+    """The methods of something with a state that save it: to files, and for Orbax v0 and v1."""
+
+    @abc.abstractmethod
+    def file_for_checkpoint(self) -> tuple[str, str] | None:
+        """Name and text of the file that this process adds to a checkpoint of Orbax, if any."""
+
+    @abc.abstractmethod
+    def restore_from_checkpoint(self, directory: Any, allow_changes: Iterable[str] = ()) -> None:
+        """Go on from such files, in the folder that Orbax has for them."""
+
+    @abc.abstractmethod
+    def save_newest(self, directory: str | os.PathLike[str], keep: int) -> None:
+        """Write the state as the newest of a folder."""
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Begin to work ahead now."""
+
+    def start_prefetch(self) -> None:
+        """The same, under the name by which Grain's checkpoint handler calls it."""
+        self.start()
+
+    def save(self, directory: Any, *, keep: int = 3) -> Any:
+        """Write the state into a folder: atomically, as its newest; the `keep` newest are kept.
+
+        On several processes all call this: the first writes the state of a loader, and each writes
+        its own of a stream. Orbax v1 calls this too, with a path of its own kind, and is answered
+        with what it awaits.
+        """
+        if not isinstance(directory, str | os.PathLike):
+            return _save_for_orbax(self.file_for_checkpoint(), directory)
+        self.save_newest(directory, keep)
+        return None
+
+    async def load(self, directory: Any) -> Any:
+        """For Orbax v1: restore from the part of a checkpoint that `save` wrote."""
+        self.restore_from_checkpoint(directory)
+
+        async def nothing_left() -> None:
+            pass
+
+        return nothing_left()
+
+
+# So that Grain's own CheckpointSave writes a state that is a dict as JSON, as it does Grain's.
+grain.DatasetIterator.register(SaveAndRestore)
+
+
+class OneDocument(SaveAndRestore):
+    """Of a loader: one document for the whole job, which process 0 writes and all read."""
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]: ...
@@ -36,17 +87,16 @@ class SaveAndRestore(abc.ABC):
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any], *, allow_changes: Iterable[str] = ()) -> None: ...
 
-    def save(self, directory: Any, *, keep: int = 3) -> Any:
-        """Write the state into a folder: atomically, as its newest; the `keep` newest are kept.
+    def file_for_checkpoint(self) -> tuple[str, str] | None:
+        text = document_text(self.get_state())
+        return (DOCUMENT_NAME, text) if jax.process_index() == 0 else None
 
-        On several processes only the first writes. Orbax v1 calls this too, with a path of its own
-        kind, and is answered with what it awaits.
-        """
-        if not isinstance(directory, str | os.PathLike):
-            return _save_for_orbax(self.get_state(), directory)
+    def restore_from_checkpoint(self, directory: Any, allow_changes: Iterable[str] = ()) -> None:
+        self.set_state(read_document(directory / DOCUMENT_NAME), allow_changes=allow_changes)
+
+    def save_newest(self, directory: str | os.PathLike[str], keep: int) -> None:
         if jax.process_index() == 0:
             write_newest(self.get_state(), directory, keep)
-        return None
 
     def restore(self, directory: Any, *, allow_changes: Iterable[str] = ()) -> None:
         """Go on from the newest whole state that `save` wrote into the folder.
@@ -55,17 +105,15 @@ class SaveAndRestore(abc.ABC):
         """
         self.set_state(read_newest(directory), allow_changes=allow_changes)
 
-    async def load(self, directory: Any) -> Any:
-        """For Orbax v1: restore the loader from its part of a checkpoint."""
-        self.set_state(read_document(directory / DOCUMENT_NAME))
 
-        async def nothing_left() -> None:
-            pass
-
-        return nothing_left()
+def write_file(file: tuple[str, str] | None, directory: epath.PathLike) -> None:
+    """Write what this process adds to a folder of Orbax's."""
+    if file is not None:
+        name, text = file
+        (epath.Path(directory) / name).write_text(text)
 
 
-def _save_for_orbax(state: dict[str, Any], directory: Any) -> Any:
+def _save_for_orbax(file: tuple[str, str] | None, directory: Any) -> Any:
     """What Orbax v1 awaits, twice. The state is that of the call, whenever it is written."""
     # Orbax makes the folder in the background, and hands over something to wait for it with.
     created = getattr(directory, "await_creation", None)
@@ -77,7 +125,7 @@ def _save_for_orbax(state: dict[str, Any], directory: Any) -> Any:
         )
 
     async def write() -> None:
-        write_once(state, await (directory if created is None else created()))
+        write_file(file, await (directory if created is None else created()))
 
     async def begin() -> Any:
         return write()
@@ -87,10 +135,7 @@ def _save_for_orbax(state: dict[str, Any], directory: Any) -> Any:
 
 def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], keep: int) -> Path:
     """Write the document as the newest of a folder, whole or not at all, then drop the oldest."""
-    keep, folder = checked_int("keep", keep, 1), Path(directory)
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file: name a folder to save into")
-    folder.mkdir(parents=True, exist_ok=True)
+    keep, folder = checked_int("keep", keep, 1), made_folder(directory)
     older = documents(folder)
     sequence = _sequence(older[-1]) + 1 if older else 0
     target = folder / f"{sequence:08d}-step-{state['step']}.json"
@@ -99,6 +144,15 @@ def write_newest(state: Mapping[str, Any], directory: str | os.PathLike[str], ke
         if not path.is_dir():
             path.unlink(missing_ok=True)
     return target
+
+
+def made_folder(directory: str | os.PathLike[str]) -> Path:
+    """The folder to save into, made if it is not there."""
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: name a folder to save into")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -115,6 +169,7 @@ def read_newest(directory: str | os.PathLike[str]) -> dict[str, Any]:
             return read_document(path)
         except ValueError as error:
             warnings.warn(f"passing over {path}: {error}", RuntimeWarning, stacklevel=3)
+    refuse_streams(epath.Path(directory))
     raise FileNotFoundError(
         f"{os.fspath(directory)} holds no state document that is whole: save one with "
         "loader.save(directory)"

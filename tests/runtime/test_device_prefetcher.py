@@ -70,6 +70,47 @@ def test_an_iterator_without_state_says_so():
         DevicePrefetcher(iter([]), prefetch=-1)
 
 
+class Shards:
+    """Batches 0 to 9, with the place kept in the iterable, as Hugging Face and torchdata do."""
+
+    def __init__(self) -> None:
+        self.start: Any = None
+        self.at: Any = None  # not known before the first batch, and old after a load
+
+    def __iter__(self) -> Iterator[Any]:
+        for n in range(0 if self.start is None else self.start["n"], 10):
+            self.at = {"n": n + 1}
+            yield {"n": np.array([n], np.int32)}
+
+    def state_dict(self) -> Any:
+        return self.at
+
+    def load_state_dict(self, state: Any) -> None:
+        self.start = state
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_an_iterable_with_state_dict_and_load_state_dict_has_a_state(prefetch: int):
+    states: list[Any] = []
+    with DevicePrefetcher(Shards(), prefetch=prefetch) as whole:
+        states.append(whole.get_state())
+        for number, batch in enumerate(whole):
+            assert numbers([batch]) == [number]
+            states.append(whole.get_state())
+    assert len(states) == 11
+    for step, state in enumerate(states):
+        with DevicePrefetcher(Shards(), prefetch=prefetch) as resumed:
+            next(resumed)
+            resumed.set_state(state)
+            assert resumed.get_state() == state
+            resumed.close()  # nothing is lost, and no batch was asked for
+            assert numbers(resumed) == list(range(step, 10))
+    with DevicePrefetcher(Shards(), prefetch=prefetch) as prefetcher:
+        prefetcher.start()
+        prefetcher.close()  # before the first batch: it begins again at the start
+        assert numbers(prefetcher) == list(range(10))
+
+
 class Blocking:
     """An iterator with state that waits before its third batch until it is let through."""
 

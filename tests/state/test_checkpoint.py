@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,14 @@ import orbax.checkpoint as ocp0
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from loader import DataLoader, LoaderRestore, LoaderSave, Shuffle
+from loader import (
+    DataLoader,
+    DevicePrefetcher,
+    LoaderCheckpointHandler,
+    LoaderRestore,
+    LoaderSave,
+    Shuffle,
+)
 from tests.data import unlike_records
 
 MODEL = {"w": jnp.arange(4.0), "b": jnp.ones(())}
@@ -104,6 +112,55 @@ def test_a_loader_is_an_item_of_v0s_composite(tmp_path: Path):
             assert jax.tree.all(jax.tree.map(np.array_equal, result.state, MODEL))
         with pytest.raises(ValueError, match=r"data\.length: saved"):
             manager.restore(3, args=ocp0.args.Composite(data=LoaderRestore(make(count=24))))
+
+
+def test_v0_without_arguments_restores_the_model_and_gives_the_state_of_the_loader(tmp_path: Path):
+    saved = at_step(5)
+    stream = DevicePrefetcher(iter(grain.MapDataset.range(9).to_iter_dataset()))
+    next(stream)
+    args = ocp0.args.Composite(
+        state=ocp0.args.StandardSave(MODEL), data=LoaderSave(saved), stream=LoaderSave(stream)
+    )
+    with ocp0.CheckpointManager(tmp_path) as manager:
+        manager.save(5, args=args)
+    with ocp0.CheckpointManager(tmp_path) as manager:
+        result = manager.restore(5)
+        allowed = LoaderRestore(allow_changes={"data"})
+        with pytest.raises(ValueError, match="needs the loader that is to be restored"):
+            manager.restore(5, args=ocp0.args.Composite(data=allowed))
+    assert jax.tree.all(jax.tree.map(np.array_equal, result.state, MODEL))
+    assert result.data == saved.get_state()
+    assert result.stream == stream.get_state()
+    restored = make()
+    restored.set_state(result.data)
+    np.testing.assert_array_equal(next(restored)["id"], next(saved)["id"])
+    stream.close()
+
+
+def test_a_loader_is_one_of_v0s_items_with_a_checkpointer_of_its_own(tmp_path: Path):
+    def manager() -> Any:
+        handlers = {
+            "state": ocp0.Checkpointer(ocp0.StandardCheckpointHandler()),
+            "data": ocp0.Checkpointer(LoaderCheckpointHandler()),
+        }
+        return ocp0.CheckpointManager(tmp_path, handlers)
+
+    saved, restored = at_step(5), make()
+    with manager() as writing:
+        writing.save(5, items={"state": MODEL, "data": saved})
+    with manager() as reading:
+        result = reading.restore(5, items={"state": MODEL, "data": restored})
+        assert reading.restore(5)["data"] == saved.get_state()
+    assert restored.get_state() == saved.get_state()
+    assert jax.tree.all(jax.tree.map(np.array_equal, result["state"], MODEL))
+
+
+def test_item_handlers_name_the_handler_of_a_loader(tmp_path: Path):
+    with ocp0.CheckpointManager(
+        tmp_path, item_names=("data",), item_handlers={"data": LoaderCheckpointHandler()}
+    ) as manager:
+        manager.save(5, args=ocp0.args.Composite(data=LoaderSave(at_step(5))))
+        assert manager.restore(5)["data"] == at_step(5).get_state()
 
 
 class Elsewhere:
