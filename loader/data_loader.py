@@ -244,6 +244,10 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], SaveAndRestore, p
         """The spec of every batch as the loop sees it, shardings included."""
         return self._placing.placement.spec
 
+    def host_batch_spec(self) -> Any:
+        """The spec of what `host_batches()` gives on this process: its rows, as numpy has them."""
+        return self.pipeline.specs.of_batch(self._placing.num_host_rows)
+
     def batch_at(self, step: int) -> dict[str, Any]:
         """The batch of any step, wherever the loader is; it does not move."""
         step, placing = self.plan.checked_step(step), self._placing
