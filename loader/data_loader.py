@@ -20,9 +20,9 @@ from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import LoaderModuleConfig
 from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan, Remainder
-from loader.records.integers import Int64s
 from loader.runtime.cursor import Cursor
 from loader.runtime.epochs import Epoch, epochs_of
+from loader.runtime.from_start import FromStart, Loops
 from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
@@ -85,7 +85,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         self.workers = Threads() if workers is None else workers
         self.prefetch = prefetch
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
-        self._recorder = Recorder()
+        self._recorder, self._loops = Recorder(), Loops()
         self._arrange(source, order, plan, microbatches, with_index)
         if knows_spec(source):  # known without reading: what is wrong is said now
             self.pipeline.specs.check_operators()
@@ -107,6 +107,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self._cursor.ended:
             self.reset()
+        self._loops.begin(self._cursor)
         return self
 
     def __next__(self) -> dict[str, Any]:
@@ -126,6 +127,10 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         """
         yield from epochs_of(iter(self))
         self._finish()
+
+    def from_start(self, steps: int | None = None) -> FromStart:
+        """Each `iter()` of it is a pass from step 0, for evaluation; the loader does not move."""
+        return FromStart(self, steps)
 
     def start(self) -> None:
         """Begin to prefetch now, for example while the model is being restored."""
@@ -159,7 +164,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         cursor = self._cursor
         if cursor.line is not None and cursor.placed == placed and cursor.line.is_of_here():
             return cursor.line
-        rows = self._rows_here() if not placed else self._placing.placement.rows
+        rows = self._placing.host_rows if not placed else self._placing.placement.rows
         self.close()
         if placed and not cursor.agreed and jax.process_count() > 1:
             spec = self.batch_spec()
@@ -178,10 +183,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         )
         return cursor.line
 
-    def _rows_here(self) -> Int64s | None:
-        """The rows of a batch that this process needs; None for all of them."""
-        return None if self.sharder is None else self._placing.placement.rows
-
     def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
         """Check that processes which hold the same part of a batch hold the same bytes.
 
@@ -191,10 +192,8 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
 
     def _count(self, step: int, made: Made) -> None:
         """Set the variables and counters from the numbers that travel with a batch."""
-        self.epoch.set_value(made.start // self.plan.num_records)
-        self.position.set_value(made.stop)
-        self.idx.set_value(step)
-        self.current.set_value((made.start, made.stop - 1))
+        start, stop = made.start, made.stop
+        self.mirror(start // self.plan.num_records, stop, step, (start, stop - 1))
         self.count(made.applied, made.masked)
         for stage in (*self.operators, self.batcher, self.sharder):
             if stage is not None:
@@ -211,8 +210,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
     @functools.cached_property
     def _batch_bytes(self) -> int:
         """The size of a host batch of this process."""
-        rows = self._rows_here()
-        return self.pipeline.specs.num_bytes(self.plan.batch_size if rows is None else len(rows))
+        return self.pipeline.specs.num_bytes(self._placing.num_host_rows)
 
     # Batches by number
 
@@ -237,10 +235,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         return self.plan.steps_per_epoch
 
     def __len__(self) -> int:
-        end = self.plan.fresh().end
-        if end is None:
-            raise TypeError("a loader with epochs=None and no steps=... has no length")
-        return end
+        return self.plan.fresh().length
 
     def __bool__(self) -> bool:
         return True
@@ -248,6 +243,10 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
     def batch_spec(self) -> Any:
         """The spec of every batch as the loop sees it, shardings included."""
         return self._placing.placement.spec
+
+    def host_batch_spec(self) -> Any:
+        """The spec of what `host_batches()` gives on this process: its rows, as numpy has them."""
+        return self.pipeline.specs.of_batch(self._placing.num_host_rows)
 
     def batch_at(self, step: int) -> dict[str, Any]:
         """The batch of any step, wherever the loader is; it does not move."""
@@ -261,7 +260,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
 
     def to_grain(self) -> HostBatches:
         """A `grain.MapDataset` whose element k is this process's host batch of step k."""
-        return HostBatches(self.pipeline, self._rows_here())
+        return HostBatches(self.pipeline, self._placing.host_rows)
 
     def explain(self) -> str:
         """Print, and return, a table of where each leaf goes and what of it is read here."""
@@ -289,9 +288,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         self._cursor = Cursor(pipeline, step)
         super().reset()
         if step > 0:
-            self.epoch.set_value(plan.epoch_before(step))
-            self.position.set_value(plan.position(step))
-            self.idx.set_value(step - 1)
+            self.mirror(plan.epoch_before(step), plan.position(step), step - 1)
 
     # State
 
@@ -331,7 +328,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         new = super().clone()
         pipeline = self.pipeline.replaced(batcher=new.batcher)
         new._cursor = Cursor(pipeline, self._cursor.step, self._cursor.ended)
-        new._recorder = Recorder()
+        new._recorder, new._loops = Recorder(), Loops()
         return new
 
     def copy(

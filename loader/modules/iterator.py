@@ -33,5 +33,17 @@ class CheckpointableIteratorModule(LoaderModule, Generic[T_co]):
 
     def reset(self) -> None:
         """Go back to the start. Subclasses reset what they add, then call this."""
-        for mirror in (self.epoch, self.position, self.idx, self.current):
-            mirror.set_value(None)
+        self.mirror(None, None, None)
+
+    def mirror(
+        self,
+        epoch: int | None,
+        position: int | None,
+        idx: int | None,
+        current: tuple[int, int] | None = None,
+    ) -> None:
+        """Set the four variables."""
+        self.epoch.set_value(epoch)
+        self.position.set_value(position)
+        self.idx.set_value(idx)
+        self.current.set_value(current)

@@ -82,6 +82,13 @@ class Plan:
             total = self.origin_step + batches
         return min((n for n in (total, self.steps) if n is not None), default=None)
 
+    @property
+    def length(self) -> int:
+        """The number of batches up to the end. `TypeError` if the run never ends."""
+        if self.end is None:
+            raise TypeError("a loader with epochs=None and no steps=... has no length")
+        return self.end - self.origin_step
+
     def span(self, step: int) -> tuple[int, int]:
         """The positions [start, stop) of the batch of this step."""
         since = step - self.origin_step

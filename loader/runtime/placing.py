@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loader.records.errors import RowError
+from loader.records.integers import Int64s
 from loader.records.jax_settings import traced, x64_enabled
 from loader.records.narrowing import Unplaceable
 from loader.runtime.host_pipeline import HostPipeline, Made
@@ -36,6 +37,16 @@ class Placing:
         if x64 not in self._placements:
             self._placements[x64] = self._placement()
         return self._placements[x64]
+
+    @property
+    def host_rows(self) -> Int64s | None:
+        """The rows of a numpy batch here, None for all; without a sharder nothing is placed."""
+        return None if self._sharder is None else self.placement.rows
+
+    @property
+    def num_host_rows(self) -> int:
+        rows = self.host_rows
+        return self._pipeline.plan.batch_size if rows is None else len(rows)
 
     def _placement(self) -> Placement:
         pipeline, spec = self._pipeline, self._pipeline.batch_spec()

@@ -308,7 +308,7 @@ if sys.argv[1] == "True":
 
 
 INTERRUPTS = """
-import gc, random, signal, sys, time
+import gc, logging, random, signal, sys, time
 import numpy as np
 from loader import ArraySource, DataLoader, Shuffle
 
@@ -316,6 +316,7 @@ class ReadByHelpers(ArraySource):
     thread_safe = False
 
 kind, seconds = sys.argv[1:3]
+logging.getLogger("loader").setLevel("ERROR")  # it says that a loop goes on, as it should here
 lost, came = [], 0
 sys.unraisablehook = lambda what: lost.append(what)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
