@@ -199,8 +199,8 @@ def as_operator(given: Any) -> OperatorModule:
     if not callable(given) or isinstance(given, grain.transforms.Transformation):
         raise TypeError(
             "an operator is an OperatorModule, a callable from rows to rows, Grain's Map, "
-            "RandomMap or Filter, or an object with a method map(element) or random_map(element, rng), "
-            f"got {given!r}"
+            "RandomMap or Filter, or an object with a method map(element) or "
+            f"random_map(element, rng), got {given!r}"
         )
     return OperatorModule(PerBatch(given), on="host", name=label)
 
