@@ -186,9 +186,9 @@ def as_operator(given: Any) -> OperatorModule:
     if isinstance(given, type):
         raise TypeError(f"an operator is an instance, got the class {given.__name__}")
     label = qualified_name(given)
-    if isinstance(given, grain.transforms.Map):
+    if isinstance(given, grain.transforms.Map) or _has_only(given, "map", "random_map"):
         return OperatorModule(PerRecord(given.map), name=label)
-    if isinstance(given, grain.transforms.RandomMap):
+    if isinstance(given, grain.transforms.RandomMap) or _has_only(given, "random_map", "map"):
         return OperatorModule(PerRecord(given.random_map, random=True), name=label)
     if isinstance(given, grain.transforms.Filter):
         return OperatorModule(KeepWhere(given.filter), name=label)
@@ -198,10 +198,20 @@ def as_operator(given: Any) -> OperatorModule:
         )
     if not callable(given) or isinstance(given, grain.transforms.Transformation):
         raise TypeError(
-            "an operator is an OperatorModule, a callable from rows to rows, or Grain's Map, "
-            f"RandomMap or Filter, got {given!r}"
+            "an operator is an OperatorModule, a callable from rows to rows, Grain's Map, "
+            "RandomMap or Filter, or an object with a method map(element) or "
+            f"random_map(element, rng), got {given!r}"
         )
     return OperatorModule(PerBatch(given), on="host", name=label)
+
+
+def _has_only(given: Any, method: str, other: str) -> bool:
+    """Whether an object is a transformation by this method: without the other, and no function.
+
+    A `MapDataset` has both, and is a source. What can be called is a function of rows.
+    """
+    plain = not callable(given) and not hasattr(given, other)
+    return plain and callable(getattr(given, method, None))
 
 
 def _checked_seed(name: str, seed: Any, random: bool) -> int:

@@ -134,6 +134,26 @@ class GrainFilter(grain.transforms.Filter):
         return bool(element["id"] % 3 != 1)
 
 
+class PlainMap:
+    """With the method of Grain's `Map`, and nothing else of it."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def map(self, element: Any) -> Any:
+        return {**element, "tokens": element["tokens"] + self.by}
+
+
+class PlainRandomMap:
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        return {**element, "noise": rng.integers(0, 1000)}
+
+
+class CallableWithMap(PlainMap):
+    def __call__(self, rows: Any) -> Any:
+        return {**rows, "tokens": rows["tokens"] * 0}
+
+
 Make = Callable[[], list[Any]]
 HOST: dict[str, Make] = {
     "Select": lambda: [Select("id", "image")],
@@ -146,6 +166,8 @@ HOST: dict[str, Make] = {
     "a callable": lambda: [twice],
     "grain Map": lambda: [GrainMap(5)],
     "grain RandomMap": lambda: [GrainRandomMap()],
+    "an object with map": lambda: [PlainMap(5)],
+    "an object with random_map": lambda: [PlainRandomMap()],
     "Resize": lambda: [Resize("image", (5, 13))],
     "Resize, nearest": lambda: [Resize("image", (16, 4), method="nearest")],
     "CenterCrop": lambda: [CenterCrop("image", (5, 6))],
@@ -771,11 +793,27 @@ def test_bad_arguments_are_refused():
         ([RandomFlip], "an operator is an instance, got the class RandomFlip"),
         ([grain.transforms.Batch(3)], r"batch_size=\.\.\."),
         ([7], "an operator is an OperatorModule, a callable"),
+        ([grain.MapDataset.range(3)], r"or an object with a method map\(element\)"),
         (RandomFlip("image"), "operators is a list"),
     ]
     for given, message in not_operators:
         with pytest.raises(TypeError, match=message):
             DataLoader(Records(), batch_size=4, operators=given)
+
+
+def test_objects_with_the_methods_of_grains_transforms_do_what_those_do():
+    for plain, theirs in ((PlainMap(5), GrainMap(5)), (PlainRandomMap(), GrainRandomMap())):
+        ours, grains = (list(loader_of([one]).host_batches()) for one in (plain, theirs))
+        for got, want in zip(ours, grains, strict=True):
+            assert_same_batch(got, want, "a batch")
+    state = loader_of([PlainMap(5)]).get_state()
+    with pytest.raises(ValueError, match="operators"):
+        loader_of([PlainMap(6)]).set_state(state)
+
+
+def test_what_can_be_called_is_a_function_of_rows_whatever_else_it_has():
+    (batch, *_) = loader_of([CallableWithMap(5)]).host_batches()
+    assert not batch["tokens"].any()
 
 
 @pytest.mark.parametrize("damage", ["cut off", "other bytes", "empty", "no bytes"])
