@@ -14,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="repeat what is repeated to the full count"
     )
-    parser.addoption("--attack-seed", default=None, help="of tests/attack; a new one by default")
+    parser.addoption("--attack-seed", default=None, help="of tests/attack; --full takes a new one")
 
 
 @pytest.fixture
