@@ -72,7 +72,7 @@ class Stream:
         for _ in range(200):
             try:
                 return call() if disturb is None else disturb(call)
-            except (KeyboardInterrupt, RuntimeError) as error:
+            except (KeyboardInterrupt, RuntimeError, ValueError) as error:
                 if not is_interrupt(error):
                     raise
                 self.counts.interrupts += 1

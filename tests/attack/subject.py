@@ -64,7 +64,7 @@ class Subject:
         for _ in range(MOST_ASKED):
             try:
                 return call() if self.disturb is None else self.disturb(call)
-            except (KeyboardInterrupt, RuntimeError) as error:
+            except (KeyboardInterrupt, RuntimeError, ValueError) as error:
                 if not is_interrupt(error):
                     raise
                 self.counts.interrupts += 1
