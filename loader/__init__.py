@@ -19,6 +19,9 @@ from loader.records.masked_mean import masked_mean
 from loader.records.version import __version__ as __version__
 from loader.runtime.device_prefetcher import DevicePrefetcher
 from loader.runtime.epochs import Epoch
+from loader.runtime.workers.kinds import WorkerLost
+from loader.runtime.workers.on import On
+from loader.runtime.workers.processes import Processes
 from loader.runtime.workers.threads import Threads
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import (
@@ -80,12 +83,14 @@ __all__ = [
     "MeshSharder",
     "Mixture",
     "Msgpack",
+    "On",
     "OperatorModule",
     "Order",
     "Packed",
     "PadBatcher",
     "PartitionAxis",
     "PartitionManager",
+    "Processes",
     "RawArrays",
     "RowError",
     "Sequential",
@@ -101,6 +106,7 @@ __all__ = [
     "TextLinesSource",
     "Threads",
     "TokenWindows",
+    "WorkerLost",
     "index_lengths",
     "join_job",
     "masked_mean",

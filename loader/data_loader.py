@@ -20,29 +20,33 @@ from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import LoaderModuleConfig
 from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan, Remainder
+from loader.runtime.by_number import BatchesByNumber
 from loader.runtime.cursor import Cursor
 from loader.runtime.epochs import Epoch, epochs_of
 from loader.runtime.from_start import FromStart, Loops
-from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
 from loader.runtime.placing import Placing
 from loader.runtime.showing import loader_in_words
 from loader.runtime.stage_checks import chosen_sharder, refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
+from loader.runtime.workers.employer import Employer
+from loader.runtime.workers.kinds import WorkerKind
 from loader.runtime.workers.threads import Threads
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
 from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import knows_spec
-from loader.state.agreement import agree_on_start, verify_batch
+from loader.state.agreement import agree_on_start
 from loader.state.fingerprint import Fingerprint
 from loader.state.resuming import mixture_at, resumed, state_at
 from loader.state.save_and_restore import OneDocument
 from loader.transforms.operator_module import as_operators
 
 
-class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytree=False):
+class DataLoader(
+    CheckpointableIteratorModule[dict[str, Any]], BatchesByNumber, OneDocument, pytree=False
+):
     """Batches for a training loop, each a function of (data, configuration, step).
 
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.
@@ -69,7 +73,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         batcher: BatcherModule | None = None,
         mesh: Mesh | None = None,
         sharder: SharderModule | None = None,
-        workers: Threads | None = None,
+        workers: WorkerKind | None = None,
         prefetch: int = 2,
         config: LoaderModuleConfig | None = None,
         rngs: nnx.Rngs | None = None,
@@ -85,8 +89,9 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         self.workers = Threads() if workers is None else workers
         self.prefetch = prefetch
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
-        self._recorder, self._loops = Recorder(), Loops()
+        self._recorder, self._loops, self._employer = Recorder(), Loops(), Employer(self.workers)
         self._arrange(source, order, plan, microbatches, with_index)
+        self._employer.refuse_what_cannot_travel(self.pipeline)
         if knows_spec(source):  # known without reading: what is wrong is said now
             self.pipeline.specs.check_operators()
             if self.sharder is not None:
@@ -165,30 +170,17 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         if cursor.line is not None and cursor.placed == placed and cursor.line.is_of_here():
             return cursor.line
         rows = self._placing.host_rows if not placed else self._placing.placement.rows
-        self.close()
+        self._pause()
         if placed and not cursor.agreed and jax.process_count() > 1:
             spec = self.batch_spec()
             mixture = mixture_at(self.plan.position(cursor.step), self.pipeline.source)
             agree_on_start(self._fingerprint.digests, self.plan, cursor.step, spec, mixture)
             cursor.agreed = True
         cursor.placed = placed
-        cursor.line = Line(
-            functools.partial(self.pipeline.make, rows=rows),
-            functools.partial(self._placing.place, self.pipeline) if placed else None,
-            first=cursor.step,
-            end=self.plan.end,
-            ahead=self.prefetch,
-            helpers=self.workers.helpers if self.prefetch else 0,
-            any_thread=self.pipeline.thread_safe,
-        )
+        place = functools.partial(self._placing.place, self.pipeline) if placed else None
+        at = cursor.step, self.prefetch, self._fingerprint, self._recorder.asked_again
+        cursor.line = self._employer.line(self.pipeline, rows, place, *at)
         return cursor.line
-
-    def verify_replicas(self, step: int | None = None, *, timeout_s: float = 60.0) -> None:
-        """Check that processes which hold the same part of a batch hold the same bytes.
-
-        Of the next batch, or that of `step`. All must call this. `ValueError` says what differs.
-        """
-        verify_batch(self.batch_at(self._cursor.step if step is None else step), timeout_s)
 
     def _count(self, step: int, made: Made) -> None:
         """Set the variables and counters from the numbers that travel with a batch."""
@@ -200,7 +192,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
                 stage.count(made.applied, made.masked)
 
     def _finish(self) -> None:
-        self.close()
+        self._pause()
         self._cursor.ended = True
 
     def stats(self) -> Stats:
@@ -220,16 +212,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         return self._cursor.step
 
     @property
-    def pipeline(self) -> HostPipeline:
-        """Makes the numpy batch of any step."""
-        return self._cursor.pipeline
-
-    @property
-    def plan(self) -> Plan:
-        """The arithmetic from steps to positions."""
-        return self.pipeline.plan
-
-    @property
     def steps_per_epoch(self) -> int:
         """Batches of one epoch; under `carry`, those that begin in the first."""
         return self.plan.steps_per_epoch
@@ -239,34 +221,6 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
 
     def __bool__(self) -> bool:
         return True
-
-    def batch_spec(self) -> Any:
-        """The spec of every batch as the loop sees it, shardings included."""
-        return self._placing.placement.spec
-
-    def host_batch_spec(self) -> Any:
-        """The spec of what `host_batches()` gives on this process: its rows, as numpy has them."""
-        return self.pipeline.specs.of_batch(self._placing.num_host_rows)
-
-    def batch_at(self, step: int) -> dict[str, Any]:
-        """The batch of any step, wherever the loader is; it does not move."""
-        step, placing = self.plan.checked_step(step), self._placing
-        made = self.pipeline.make(step, placing.placement.rows)
-        return placing.finish(placing.place(self.pipeline, made))
-
-    def host_batch_at(self, step: int) -> Any:
-        """The numpy batch of any step, all of its rows, before any device operator."""
-        return self.pipeline.batch(self.plan.checked_step(step))
-
-    def to_grain(self) -> HostBatches:
-        """A `grain.MapDataset` whose element k is this process's host batch of step k."""
-        return HostBatches(self.pipeline, self._placing.host_rows)
-
-    def explain(self) -> str:
-        """Print, and return, a table of where each leaf goes and what of it is read here."""
-        table = self._placing.placement.table()
-        print(table)
-        return table
 
     # Moving
 
@@ -279,7 +233,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         self._move(self.plan.fresh(), 0, from_the_start(self.pipeline.source))
 
     def _move(self, plan: Plan, step: int, source: Any = None) -> None:
-        self.close()
+        self._pause()
         pipeline = self.pipeline
         source = pipeline.source if source is None else source
         if plan != pipeline.plan or source is not pipeline.source:
@@ -311,11 +265,16 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
     # Lifecycle
 
     def close(self) -> None:
-        """Stop threads. The loader stays where it is; iterating again starts them again."""
+        """End threads and workers. The loader stays where it is; iterating again starts them."""
+        self._pause()
+        self._employer.close()
+
+    def _pause(self) -> None:
+        """Stop to work ahead. Workers stay, for what comes next."""
         line, self._cursor.line = self._cursor.line, None
         self._recorder.paused()
         if line is not None and (still := line.close()):
-            warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Self:
         return self
@@ -328,7 +287,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         new = super().clone()
         pipeline = self.pipeline.replaced(batcher=new.batcher)
         new._cursor = Cursor(pipeline, self._cursor.step, self._cursor.ended)
-        new._recorder, new._loops = Recorder(), Loops()
+        new._recorder, new._loops, new._employer = Recorder(), Loops(), Employer(self.workers)
         return new
 
     def copy(

@@ -11,6 +11,7 @@ from typing import Any
 
 from loader.order.plan import Plan
 from loader.runtime.cursor import Cursor
+from loader.runtime.workers.employer import Lent
 from loader.sources.mixture.mixture import from_the_start
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class FromStart:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         new = self.loader.clone()
+        new._employer = Lent(self.loader._employer)
         new._move(self._plan, 0, from_the_start(new.pipeline.source))
         return new
 

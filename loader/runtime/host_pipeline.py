@@ -40,6 +40,7 @@ class Made:
     applied: int  # rows here that are real
     masked: int  # rows here that are padding, or filtered out
     times_ns: dict[str, int]
+    by: str = ""  # the worker that has made it, if it has a name
 
 
 class HostPipeline:

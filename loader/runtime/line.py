@@ -63,10 +63,16 @@ class _Shared(Generic[T]):
     """What consumer and helpers share. Nothing in it leads back to the consumer."""
 
     def __init__(
-        self, make: Callable[[int], T], place: Callable[[T], T] | None, first: int, ahead: int
+        self,
+        make: Callable[[int], T],
+        place: Callable[[T], T] | None,
+        first: int,
+        ahead: int,
+        on_stop: Callable[[], None] | None,
     ) -> None:
         self.make = make
         self.place = place
+        self.on_stop = on_stop
         self.ahead = ahead
         self.asked = first - 1  # the step that the consumer has asked for last
         self.stopped = False
@@ -81,6 +87,8 @@ class _Shared(Generic[T]):
     def stop(self) -> None:
         """Tell the helpers to end, wherever they wait."""
         self.stopped = True
+        if self.on_stop is not None:
+            self.on_stop()
         self.admitted.put(None)
         for task in list(self.tasks.values()):
             task.may_place.put(None)
@@ -120,7 +128,8 @@ class Line(Generic[T]):
 
     Up to `ahead` results are finished before they are asked for. `helpers` threads make them; with
     none the consumer makes each when it asks. Where there are helpers, the consumer makes a step
-    itself only if `any_thread` says that it makes no difference which thread does.
+    itself only if `any_thread` says that it makes no difference which thread does. `on_stop` is
+    called, perhaps more than once, when no more results are wanted: a helper may wait in `make`.
     """
 
     def __init__(
@@ -133,9 +142,10 @@ class Line(Generic[T]):
         ahead: int = 2,
         helpers: int = 1,
         any_thread: bool = False,
+        on_stop: Callable[[], None] | None = None,
         name: str = "gristmill-prefetch",
     ) -> None:
-        self._shared: _Shared[T] = _Shared(make, place, first, ahead)
+        self._shared: _Shared[T] = _Shared(make, place, first, ahead, on_stop)
         self._any_thread = any_thread
         # All helpers but one may have a step more on the host. One must stay free: if all could
         # wait to place, nobody would make a step that has failed and is asked for again.

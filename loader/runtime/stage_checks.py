@@ -13,7 +13,7 @@ from loader.order.orders import Order
 from loader.order.plan import Plan
 from loader.records.integers import checked_int
 from loader.records.renamed import refuse_old_names
-from loader.runtime.workers.threads import Threads
+from loader.runtime.workers.kinds import RemoteKind, WorkerKind
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
 from loader.transforms.operator_module import OperatorModule
@@ -36,7 +36,7 @@ def refuse_unfit_stages(
     """Raise, with the remedy, for stages of the wrong kind or that do not fit together."""
     for stage, kind, example in (
         (loader.batcher, BatcherModule, "batcher=PadBatcher()"),
-        (loader.workers, Threads, "workers=Threads(2)"),
+        (loader.workers, WorkerKind, "workers=Threads(2) or workers=Processes(2)"),
         (loader.sharder, SharderModule | None, "sharder=MeshSharder(mesh)"),
     ):
         if not isinstance(stage, kind):
@@ -45,6 +45,11 @@ def refuse_unfit_stages(
         raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
     order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
     checked_int("prefetch", loader.prefetch, 0)
+    if not loader.prefetch and isinstance(loader.workers, RemoteKind):
+        raise ValueError(
+            "prefetch=0 makes each batch in this thread, when it is asked for, and "
+            f"{loader.workers} works ahead: give prefetch=1 or more, or leave out workers"
+        )
     refuse_old_names(loader.batcher)
     if not loader.batcher.pads and plan.remainder != "drop":
         raise ValueError(

@@ -33,6 +33,8 @@ class Stats:
     stages_s: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: dict.fromkeys(STAGES, 0.0)
     )
+    workers: Mapping[str, int] = dataclasses.field(default_factory=dict)  # batches by each
+    asked_again: Mapping[str, int] = dataclasses.field(default_factory=dict)  # steps, by reason
 
     @property
     def rows_per_s(self) -> float:
@@ -54,13 +56,8 @@ class Stats:
 
     def __sub__(self, earlier: "Stats") -> "Stats":
         """What has happened since an earlier moment."""
-        numbers = {
-            field.name: getattr(self, field.name) - getattr(earlier, field.name)
-            for field in dataclasses.fields(self)
-            if field.name != "stages_s"
-        }
-        stages = {name: s - earlier.stages_s[name] for name, s in self.stages_s.items()}
-        return Stats(**numbers, stages_s=stages)
+        names = [field.name for field in dataclasses.fields(self)]
+        return Stats(**{n: _difference(getattr(self, n), getattr(earlier, n)) for n in names})
 
     def scalars(self) -> dict[str, float]:
         """The figures that a dashboard shows."""
@@ -97,8 +94,20 @@ class Stats:
             f"{self.batches} batches, {self.rows} rows and {self.masked_rows} masked ones, "
             f"{self.rows_per_s:,.0f} rows/s, {self.bytes_per_s / 1e6:,.1f} MB/s, waiting "
             f"{self.waiting_share:.1%} of the time, {self.queue_depth:.1f} batches ready; "
-            f"ms per batch: {stages}"
+            f"ms per batch: {stages}{_in_words('batches by', self.workers)}"
+            f"{_in_words('asked again', self.asked_again)}"
         )
+
+
+def _in_words(what: str, counts: Mapping[str, int]) -> str:
+    each = ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()))
+    return f"; {what} {each}" if counts else ""
+
+
+def _difference(later: Any, earlier: Any) -> Any:
+    if not isinstance(later, Mapping):
+        return later - earlier
+    return {name: value - earlier.get(name, 0) for name, value in later.items()}
 
 
 class Recorder:
@@ -107,6 +116,8 @@ class Recorder:
     def __init__(self) -> None:
         self._stages_ns: dict[str, int] = dict.fromkeys(STAGES, 0)
         self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
+        self._workers: dict[str, int] = {}
+        self.asked_again: dict[str, int] = {}  # a helper thread counts here
         self._last_ns: int | None = None  # when the last batch of this iteration was delivered
 
     def add(self, times_ns: Mapping[str, int]) -> None:
@@ -128,6 +139,8 @@ class Recorder:
         sums[4] += now - since
         sums[5] += now - asked_ns
         sums[6] += ready
+        if made.by:
+            self._workers[made.by] = self._workers.get(made.by, 0) + 1
 
     def paused(self) -> None:
         """Note that iteration has ended or was broken off: what follows is not part of it."""
@@ -137,4 +150,5 @@ class Recorder:
         """What has been noted so far."""
         batches, rows, masked, size, elapsed, waiting, depth = self._sums
         stages = {name: ns / 1e9 for name, ns in self._stages_ns.items()}
-        return Stats(batches, rows, masked, size, elapsed / 1e9, waiting / 1e9, depth, stages)
+        sums = batches, rows, masked, size, elapsed / 1e9, waiting / 1e9, depth
+        return Stats(*sums, stages, dict(self._workers), dict(self.asked_again))

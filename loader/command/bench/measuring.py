@@ -53,7 +53,7 @@ class Look:
 
 def measure(loader: DataLoader, step: Step | None, seconds: float) -> Look:
     """Warm up, then look at the loader's loop for so long."""
-    threads = max(1, loader.workers.count)
+    threads = loader.workers.helpers
     laps, until = _laps(loader, step), time.perf_counter() + seconds / 2
     # Compile, open files, and use up what was made ahead meanwhile.
     for lap in range(2 + loader.prefetch + 2 * threads):

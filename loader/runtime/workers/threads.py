@@ -3,10 +3,11 @@
 import dataclasses
 
 from loader.records.integers import checked_int
+from loader.runtime.workers.kinds import WorkerKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Threads:
+class Threads(WorkerKind):
     """Batches are made ahead by `count` helper threads; 0 is the same as 1.
 
     More than one helps where host work leaves the interpreter, as reading files and decoding images
@@ -20,5 +21,4 @@ class Threads:
 
     @property
     def helpers(self) -> int:
-        """How many helper threads the line has."""
         return max(1, self.count)

@@ -1,0 +1,107 @@
+"""Steps asked of workers ahead of the line, and their answers in the order of the steps."""
+
+import concurrent.futures
+import logging
+import time
+
+from loader.runtime.host_pipeline import HostPipeline, Made
+from loader.runtime.workers.kinds import Answer, Job, RemoteKind, UnknownPipeline, WorkerLost
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 0.05  # so long after it was told to stop, a helper thread sees it
+_RECORDS_SHOWN = 4
+
+
+class Asking:
+    """Makes batches by asking for them. Only the line's helper thread calls `make`."""
+
+    def __init__(
+        self, job: Job, kind: RemoteKind, pipeline: HostPipeline, asked_again: dict[str, int]
+    ) -> None:
+        self._job = job
+        self._kind = kind
+        self._pipeline = pipeline
+        self._asked_again = asked_again  # how often, by reason
+        self._futures: dict[int, concurrent.futures.Future[Answer]] = {}
+        self._costs: dict[int, int] = {}  # workers that a step has cost
+        self._answered = 0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Want no more batches. Called by the loop, too: it takes no lock."""
+        self._stopped = True
+        self._job.close()
+
+    def make(self, step: int) -> Made:
+        """The batch of this step. Those after it are asked for, too."""
+        for old in [other for other in self._futures if other < step]:
+            self._futures.pop(old).cancel()
+        try:
+            while True:
+                self._ask_from(step)
+                answer = self._awaited(step)
+                if isinstance(answer, Exception):  # of a source or an operator
+                    raise answer
+                if answer is not None:
+                    self._answered += 1
+                    return answer
+        finally:
+            self._futures.pop(step, None)  # asked for again, it is made again
+
+    def _ask_from(self, step: int) -> None:
+        """Ask for what is not under way, and again for what was lost."""
+        last, end = step + self._kind.window(self._answered), self._pipeline.plan.end
+        for each in range(step, last if end is None else min(last, end)):
+            future = self._futures.get(each)
+            if future is not None and each > step and future.done():
+                self._answer(each)
+            if each not in self._futures:
+                self._futures[each] = self._job.submit(each)
+
+    def _awaited(self, step: int) -> Answer | None:
+        """Wait for the answer; None where it must be asked for again."""
+        future, began = self._futures[step], time.monotonic()
+        while not self._stopped:
+            if future.done():
+                return self._answer(step)
+            waited_s = time.monotonic() - began
+            if self._kind.deadline_s is not None and waited_s > self._kind.deadline_s:
+                self._lost(step, WorkerLost(f"no answer within {waited_s:.0f} s", "a deadline"))
+                return None
+            concurrent.futures.wait([future], timeout=_WAIT_S)
+        raise concurrent.futures.CancelledError("the line has ended")
+
+    def _answer(self, step: int) -> Answer | None:
+        """The answer that has come; None if it is not one, and the step is asked for again."""
+        try:
+            return self._futures[step].result(timeout=0)
+        except UnknownPipeline:
+            self._futures[step] = self._job.submit(step, whole=True)
+        except WorkerLost as error:
+            self._lost(step, error)
+        except (Exception, concurrent.futures.CancelledError) as error:
+            self._futures.pop(step, None)
+            raise self._kind.explained(error, step) from error
+        return None
+
+    def _lost(self, step: int, error: WorkerLost) -> None:
+        """Note that a step has cost a worker; raise if that is one too many."""
+        self._futures.pop(step).cancel()
+        self._costs[step] = cost = self._costs.get(step, 0) + 1
+        self._asked_again[error.why] = self._asked_again.get(error.why, 0) + 1
+        if cost >= self._kind.restarts:
+            raise WorkerLost(
+                f"batch {step} has cost {cost} workers, so the run ends. It has the records "
+                f"{self._records(step)}. The last time: {error}\nTo see what happens there, make "
+                f"it in this process: loader.host_batch_at({step})",
+                error.why,
+            ) from error
+        logger.warning("batch %d is asked for again: %s", step, error)
+
+    def _records(self, step: int) -> str:
+        start, stop = self._pipeline.plan.span(step)
+        some = range(start, min(stop, start + _RECORDS_SHOWN))
+        shown = [self._pipeline.record_at(position) for position in some]
+        more = f" and {stop - start - len(shown)} more" if stop - start > len(shown) else ""
+        return ", ".join(shown) + more

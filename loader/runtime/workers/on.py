@@ -1,0 +1,153 @@
+"""Host work on any `concurrent.futures.Executor`: the engine that people have.
+
+A task carries keys and a step. A worker that does not know the keys says so, and is then sent the
+pipeline, which it keeps for the steps that follow.
+"""
+
+import collections
+import dataclasses
+import itertools
+import os
+import socket
+import uuid
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from typing import Any
+
+import jax
+
+from loader.records.integers import Int64s, checked_int
+from loader.runtime.host_pipeline import HostPipeline
+from loader.runtime.workers.kinds import Answer, RemoteKind, UnknownPipeline
+from loader.runtime.workers.parcels import packed_view, packed_whole, unpacked, unpacked_view
+from loader.runtime.workers.worker_loop import other_data, sendable
+from loader.state.fingerprint import data_digests
+
+
+@dataclasses.dataclass(frozen=True)
+class On(RemoteKind):
+    """Batches are made by an executor: a process pool, Dask's `client.get_executor()`, loky.
+
+    `ahead` steps are under way at once: give two for each of its workers. A batch that takes longer
+    than `timeout_s` is asked for again, and ends the run when it was asked for `restarts` times.
+    The executor is not shut down.
+    """
+
+    executor: Executor
+    ahead: int = 8
+    timeout_s: float = 60.0
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.executor, Executor):
+            raise TypeError(
+                f"On needs a concurrent.futures.Executor, such as ProcessPoolExecutor(2) or Dask's "
+                f"client.get_executor(), got {self.executor!r}"
+            )
+        checked_int("On: ahead", self.ahead, 1)
+        checked_int("On: restarts", self.restarts, 1)
+        if not self.timeout_s > 0:
+            raise ValueError(f"On: timeout_s must be above 0, got {self.timeout_s!r}")
+
+    @property
+    def deadline_s(self) -> float:
+        return self.timeout_s
+
+    def window(self, answered: int) -> int:
+        """Few at first: else every one of them would need the whole pipeline."""
+        return min(self.ahead, 2 ** min(answered, 30))
+
+    def explained(self, error: BaseException, step: int) -> BaseException:
+        if isinstance(error, BrokenExecutor | CancelledError):
+            words = "is broken, or was shut down: make a new one"
+        else:
+            words = "has failed"
+        return RuntimeError(f"{self.executor!r} {words}; batch {step} ended with {error!r}")
+
+    def begin(self) -> "ExecutorCrew":
+        return ExecutorCrew(self.executor)
+
+
+class ExecutorCrew:
+    """Asks an executor that somebody else looks after."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._name = uuid.uuid4().hex[:12]
+        self._numbers = itertools.count()
+        self._source: tuple[Any, str, bytes] = (None, "", b"")
+
+    def job(self, pipeline: HostPipeline, rows: Int64s | None, data: Any) -> "ExecutorJob":
+        source, key, packed = self._source
+        if source is not pipeline.source:
+            key, packed = self._key(), packed_whole(pipeline.source)
+            self._source = pipeline.source, key, packed
+        view = packed_view(pipeline, rows)
+        keys = key, self._key()
+        return ExecutorJob(self._executor, keys, (packed, view, data, os.getpid()))
+
+    def _key(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"
+
+    def is_alive(self) -> bool:
+        return True
+
+    def close(self) -> str | None:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutorJob:
+    """A pipeline that workers know by two keys: that of its source, and that of the rest."""
+
+    executor: Executor
+    keys: tuple[str, str]
+    parcel: tuple[bytes, bytes, Any, int]
+
+    def submit(self, step: int, *, whole: bool = False) -> Future[Answer]:
+        try:
+            return self.executor.submit(answer, *self.keys, step, *[self.parcel][:whole])
+        except Exception as error:  # it was shut down, for example
+            future: Future[Answer] = Future()
+            future.set_exception(error)
+            return future
+
+    def close(self) -> None:
+        """Nothing to do: a helper thread cancels what is under way, or lets it be."""
+
+
+# In a worker: what it was sent last, by key.
+_sources: collections.OrderedDict[str, Any] = collections.OrderedDict()
+_views: collections.OrderedDict[str, Any] = collections.OrderedDict()
+_SOURCES_KEPT, _VIEWS_KEPT = 2, 4
+
+
+def answer(source: str, view: str, step: int, parcel: Any = None) -> Answer:
+    """Make the batch of a step, in a worker."""
+    known = _views.get(view)
+    if known is None:
+        if parcel is None:
+            raise UnknownPipeline(view)
+        known = _loaded(source, view, *parcel)
+    pipeline, rows = known
+    name = f"worker {socket.gethostname()}:{os.getpid()}"
+    try:
+        made = pipeline.make(step, rows)
+    except Exception as error:  # it is the trainer's to raise
+        return sendable(error, name)
+    made.by = name
+    return made
+
+
+def _loaded(source: str, view: str, packed: bytes, rest: bytes, data: Any, trainer: int) -> Any:
+    if os.getpid() != trainer:
+        jax.config.update("jax_platforms", "cpu")  # an accelerator is the trainer's
+    if source not in _sources:
+        found = unpacked(packed)
+        if (words := other_data(data, data_digests(found))) is not None:
+            raise RuntimeError(f"the worker {socket.gethostname()}:{os.getpid()} {words}")
+        _sources[source] = found
+    _views[view] = known = unpacked_view(rest, _sources[source])
+    for things, most in ((_sources, _SOURCES_KEPT), (_views, _VIEWS_KEPT)):
+        while len(things) > most:
+            things.popitem(last=False)
+    return known

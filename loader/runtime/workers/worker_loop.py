@@ -1,0 +1,127 @@
+"""What a worker process does: it keeps sources and pipelines, and answers with batches."""
+
+import faulthandler
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from loader.records.integers import Int64s
+from loader.runtime.host_pipeline import HostPipeline
+from loader.runtime.workers import shared_memory
+from loader.runtime.workers.parcels import unpacked_view
+from loader.state.fingerprint import data_digests, differing_fields
+
+_LONGEST_MESSAGE = 1 << 16
+_LONGEST_TEXT = 20_000
+
+
+class WorkerLoop:
+    """Answers what comes through the socket, one thing after the other."""
+
+    def __init__(self, line: socket.socket, name: str, level: int) -> None:
+        self._line = line
+        self._name = name
+        self._sources: dict[int, Any] = {}
+        self._views: dict[int, tuple[HostPipeline, Int64s | None]] = {}
+        logging.basicConfig(
+            handlers=[_ToTrainer(line)], level=level, format="%(message)s", force=True
+        )
+        # The trainer asks for a dump of the stack before it ends a worker that takes too long.
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+
+    def run(self) -> None:
+        answers = {"source": self._source, "view": self._view, "step": self._step}
+        self._send("ready")
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._line, _LONGEST_MESSAGE, 1)
+            except ConnectionResetError:
+                data, fds = b"", []
+            if not data:  # the trainer has ended, or wants no more
+                sys.stdout.flush()
+                os._exit(0)
+            kind, *rest = pickle.loads(data)
+            try:
+                answers[kind](fds[0], *rest)
+            finally:
+                os.close(fds[0])
+
+    def _send(self, *message: Any) -> None:
+        self._line.send(pickle.dumps(message))
+
+    def _source(self, fd: int, old: list[int], number: int, begin: int, end: int) -> None:
+        """Load a source; say what data it sees."""
+        _forget(self._sources, old)
+        try:
+            self._sources[number] = source = shared_memory.read_parcel(fd, begin, end)
+            self._send("loaded", data_digests(source))
+        except Exception as error:  # it is the trainer's to raise
+            text = "".join(traceback.format_exception(error))
+            why = f"cannot load the source: {type(error).__name__}: {error}"
+            self._send("refused", why[:_LONGEST_TEXT], text[-_LONGEST_TEXT:])
+
+    def _view(
+        self, fd: int, old: list[int], number: int, begin: int, end: int, source: int
+    ) -> None:
+        """Load a pipeline over a source that is here."""
+        _forget(self._views, old)
+        data = shared_memory.read_parcel(fd, begin, end)
+        self._views[number] = unpacked_view(data, self._sources[source])
+
+    def _step(self, fd: int, view: int, step: int) -> None:
+        """Make a batch, or say what went wrong."""
+        pipeline, rows = self._views[view]
+        try:
+            made = pipeline.make(step, rows)
+            place = shared_memory.write(fd, made)
+        except Exception as error:  # it is the trainer's to raise
+            place = shared_memory.write(fd, sendable(error, self._name))
+        self._send("made", *place)
+
+
+def _forget(things: dict[int, Any], numbers: list[int]) -> None:
+    for number in numbers:
+        things.pop(number, None)
+
+
+class _ToTrainer(logging.Handler):
+    """Sends log records to the trainer, whose loggers they go to."""
+
+    def __init__(self, line: socket.socket) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)[:_LONGEST_TEXT]
+        self._line.send(pickle.dumps(("log", record.name, record.levelno, text)))
+
+
+def other_data(here: Mapping[str, str] | None, there: Mapping[str, str] | None) -> str | None:
+    """That a worker sees other data than the trainer, in words; None if it does not."""
+    if here is None or there is None or here == there:
+        return None
+    fields = ", ".join(differing_fields(here, there))
+    return (
+        f"sees other data than the trainer: {fields} of its fingerprint differ. Has a file changed "
+        "since the loader was made, or is it another one there?"
+    )
+
+
+def sendable(error: Exception, worker: str) -> Exception:
+    """The error with the traceback as a note, or, if it does not pickle, another that says it."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    error.add_note(f"\nThe traceback of {worker}:\n{text}")
+    try:
+        return pickle.loads(cloudpickle.dumps(error))
+    except Exception:  # exceptions with arguments of their own often do not
+        return RuntimeError(
+            f"{type(error).__name__}: {error}\n\nThe traceback of {worker}:\n{text}"
+        )

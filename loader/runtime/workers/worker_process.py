@@ -1,0 +1,131 @@
+"""One worker process, as the trainer's supervisor sees it."""
+
+import collections
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_PROGRAM = str(Path(__file__).with_name("worker_main.py"))
+_KEPT_LINES = 60  # of what a worker has written last, for messages
+_THINGS_KEPT = 4  # sources, and pipelines, that a worker keeps
+_NATIVE_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
+
+class WorkerProcess:
+    """A process, its socket, and what it is doing."""
+
+    def __init__(self, name: str, native_threads: int, log_level: int) -> None:
+        self.name = name
+        self.job: Any = None  # what it was asked about last
+        self.task: Any = None  # the step that it was asked for
+        self.slot: int | None = None  # where its answer goes
+        self.ready = False  # whether it waits to be asked
+        self.since = time.monotonic()  # when it was started, or asked for something
+        self._known: dict[str, list[int]] = {"source": [], "view": []}
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._unfinished = {"stdout": b"", "stderr": b""}  # what has come of a line
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        threads = dict.fromkeys(_NATIVE_THREADS, str(native_threads))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", _PROGRAM, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env={**threads, **os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
+                process_group=0,  # Ctrl-C on the terminal is not for it
+            )
+        self.pid = self._process.pid
+        pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        self.outputs = {pipe.fileno(): name for name, pipe in pipes.items() if pipe is not None}
+        for fd in self.outputs:
+            os.set_blocking(fd, False)
+        self.socket.send(pickle.dumps((sys.path, name, log_level)))
+
+    def send(self, *message: Any, fd: int) -> None:
+        """Send a message with a file. The end of the process is seen where it is read."""
+        self.since = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self.socket, [pickle.dumps(message)], [fd])
+
+    def knows(self, kind: str, thing: Any, *numbers: int) -> bool:
+        """Whether it has this thing already; if not, it is sent now."""
+        known = self._known[kind]
+        if thing.number in known:
+            return True
+        known.append(thing.number)
+        old, known[:] = known[:-_THINGS_KEPT], known[-_THINGS_KEPT:]
+        parcel = thing.parcel
+        self.send(kind, old, thing.number, *parcel.place, *numbers, fd=parcel.fd)
+        return False
+
+    def forget(self) -> None:
+        """What it was sent last was of no use: it is sent anew if it is needed."""
+        self._known = {"source": [], "view": []}
+
+    def receive(self) -> tuple[Any, ...] | None:
+        """The next message; None at the end."""
+        try:
+            data = self.socket.recv(1 << 17)
+        except (ConnectionResetError, BlockingIOError):
+            data = b""
+        return pickle.loads(data) if data else None
+
+    def forward(self, fd: int) -> bool:
+        """Pass on the lines that it has written. Whether more may come."""
+        while True:
+            try:
+                data = os.read(fd, 1 << 16)
+            except BlockingIOError:
+                return True
+            self._forward(self.outputs[fd], data)
+            if not data:
+                return False
+
+    def _forward(self, stream: str, data: bytes) -> None:
+        data = self._unfinished[stream] + (data or b"\n")  # at the end, so is the line
+        *lines, self._unfinished[stream] = data.split(b"\n")
+        for text in (line.decode(errors="replace") for line in lines):
+            if stream == "stderr":
+                self.last_lines.append(text)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+                if text:
+                    getattr(sys, stream).write(f"[{self.name}] {text}\n")
+
+    def ask_for_stack(self) -> None:
+        """Let it write its Python stack to stderr, if it can."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+
+    def end(self, grace_s: float = 0.0) -> str:
+        """See to its end, by a kill after some time. Says how it ended, in words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        self._process.kill()
+        status = self._process.wait()
+        for fd in self.outputs:
+            self.forward(fd)
+        self._close()
+        if status >= 0:
+            return f"exit status {status}"
+        memory = ", perhaps out of memory" if status == -signal.SIGKILL else ""
+        return f"signal {-status} ({signal.Signals(-status).name}{memory})"
+
+    def _close(self) -> None:
+        self.socket.close()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()

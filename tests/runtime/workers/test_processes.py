@@ -1,0 +1,287 @@
+"""Batches made by worker processes: the same bytes, whatever happens to the processes."""
+
+import logging
+import os
+import random
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from loader import DataLoader, FilesSource, Processes, Threads, WorkerLost
+from tests.faults.table import Record
+from tests.runtime.workers.pipelines import (
+    Once,
+    Slow,
+    WhereIRun,
+    assert_same,
+    children,
+    is_alive,
+    loader_of,
+)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return list(loader_of(None))
+
+
+def test_workers_are_a_detail_of_speed(expected: list[Any]) -> None:
+    with loader_of(Processes(2)) as loader:
+        batches = list(loader)
+        pids = set(children())
+        stats = loader.stats()
+        state = loader.get_state()
+        # Break, seek, reset, a restored state, a pass from the start, an epoch: the same processes.
+        for batch in loader:
+            jax.block_until_ready(batch)
+            break
+        loader.seek(20)
+        assert_same([next(loader), next(loader)], expected[20:22])
+        loader.set_state({**loader.get_state()})
+        assert_same([next(loader)], expected[22:23])
+        assert_same(list(loader.from_start(3)), expected[:3])
+        loader.reset()
+        assert_same(list(next(loader.by_epoch())), expected[:12])
+        assert set(children()) == pids
+        assert len(pids) == 2
+    assert_same(batches, expected)
+    assert set(stats.workers) <= {"worker 0", "worker 1"}
+    assert sum(stats.workers.values()) == len(expected)
+    assert not stats.asked_again
+    assert "batches by worker " in str(stats)
+    assert not children()  # `with` has ended them
+    alone = loader_of(None)
+    assert len(list(alone)) == len(expected)
+    assert alone.get_state() == state
+
+
+def test_batches_that_are_kept_stay_as_they_are(expected: list[Any]) -> None:
+    with loader_of(Processes(1), epochs=8) as loader:
+        kept = []
+        for batch in loader:
+            kept.append(batch)
+            loader.batch_at(0)  # something else uses memory meanwhile
+        assert_same(kept[:24], expected)
+        host = list(loader.from_start().loader.host_batches())
+    assert_same(host[:24], expected)
+    host[0]["x"][:] = 0  # a host batch is its owner's
+
+
+def test_a_worker_starts_no_backend_and_is_not_on_an_accelerator() -> None:
+    with loader_of(Processes(1), WhereIRun(), epochs=1) as loader:
+        host = list(loader.host_batches())
+    assert {int(n) for batch in host for n in batch["backends"]} == {0}
+    assert os.getpid() not in {int(n) for batch in host for n in batch["pid"]}
+
+
+def test_killed_workers_are_replaced_and_no_batch_changes(
+    full: bool, record: Record, expected: list[Any]
+) -> None:
+    kills, worst = 100 if full else 6, 0.0
+    with loader_of(Processes(2), Slow(0.002), epochs=None) as loader:
+        rng, done, last = random.Random(11), 0, time.monotonic()
+        for step, batch in enumerate(loader):
+            jax.tree.map(np.testing.assert_array_equal, batch, loader_at(expected, step))
+            worst, last = max(worst, time.monotonic() - last), time.monotonic()
+            if done == kills and step % 24 == 23:
+                break
+            if done < kills and rng.random() < 0.5 and (pids := list(children())):
+                os.kill(rng.choice(pids), signal.SIGKILL)
+                done += 1
+        asked_again = loader.stats().asked_again
+    assert all("signal 9" in why for why in asked_again)
+    record("SIGKILL of a worker process", kills, f"same bytes; worst stall {worst:.1f} s")
+
+
+def loader_at(expected: list[Any], step: int) -> Any:
+    """The batch of a step of a run without end, whose epochs come in pairs that were made."""
+    if step < len(expected):
+        return expected[step]
+    return loader_of(None, epochs=None).batch_at(step)
+
+
+@pytest.mark.parametrize("what", ["exit", "kill", "stop", "loop", "busy_in_c"])
+def test_a_batch_whose_worker_is_lost_is_made_by_another(
+    what: str, tmp_path: Path, record: Record, expected: list[Any]
+) -> None:
+    with loader_of(Processes(2, timeout_s=2), Once(what, 40, tmp_path)) as loader:
+        next(loader)
+        began = time.monotonic()
+        assert_same(list(loader), expected[1:])
+        took = time.monotonic() - began
+        (why,) = loader.stats().asked_again
+    lost = int((tmp_path / f"met-{what}").read_text())
+    assert not is_alive(lost)
+    assert why == {
+        "exit": "exit status 3",
+        "kill": "signal 9 (SIGKILL, perhaps out of memory)",
+    }.get(what, "more than 2 s for one batch")
+    record(f"an operator that does this to its process: {what}", 1, f"same bytes in {took:.1f} s")
+
+
+@pytest.mark.parametrize("what", ["exit", "loop"])
+def test_a_batch_that_costs_every_worker_ends_the_run_by_name(
+    what: str, tmp_path: Path, expected: list[Any]
+) -> None:
+    bad = int(expected[3]["id"][2])
+    operator = Once(what, bad, tmp_path, always=True)
+    with loader_of(Processes(1, timeout_s=1, restarts=2), operator) as loader:
+        assert_same([next(loader), next(loader), next(loader)], expected[:3])
+        with pytest.raises(WorkerLost, match="batch 3 has cost 2 workers") as caught:
+            next(loader)
+        first = int(expected[3]["id"][0])
+        assert f"It has the records {first}, " in str(caught.value)
+        assert "loader.host_batch_at(3)" in str(caught.value)
+        if what == "loop":
+            assert "in _loop" in str(caught.value)  # the stack
+        loader.seek(4)  # the loader is as before: it can step over the bad one
+        if bad not in expected[4]["id"]:
+            assert_same([next(loader)], expected[4:5])
+
+
+def test_an_error_of_an_operator_is_the_users(tmp_path: Path) -> None:
+    class Mine(LookupError):
+        pass
+
+    def picky(rows: Any) -> Any:
+        if 40 in rows["id"]:
+            raise Mine("not to my taste")
+        return rows
+
+    with loader_of(Processes(2), picky) as loader:
+        with pytest.raises(Mine, match="not to my taste") as caught:
+            list(loader)
+        assert not loader.stats().asked_again
+        step = loader.step
+    notes = "\n".join(caught.value.__notes__)
+    assert "The traceback of worker" in notes
+    assert 'raise Mine("not to my taste")' in notes
+    assert "operators[1]" in notes
+    # Of one record, it is named, and the message is the one that there is without workers.
+    operator = Once("raise", 40, tmp_path, always=True)
+    with pytest.raises(ValueError, match=r"record 40: .*LookupError") as here:
+        loader_of(None, operator).batch_at(step)
+    with loader_of(Processes(1), operator) as loader:
+        loader.seek(step)
+        with pytest.raises(type(here.value), match=r"record 40: .*LookupError") as there:
+            next(loader)
+    assert str(there.value) == str(here.value)
+
+
+def test_what_cannot_be_pickled_is_refused_with_the_path_to_it() -> None:
+    lock = threading.Lock()
+
+    class Locked:
+        version = 1  # that the lock cannot be described is another matter
+
+        def __init__(self) -> None:
+            self._lock = [lock]
+
+        def map(self, record: Any) -> Any:
+            return record
+
+    with pytest.raises(TypeError, match=r"_lock\[0\] cannot be sent to a worker"):
+        loader_of(Processes(1), Locked())
+
+    def locked(rows: Any) -> Any:
+        with lock:
+            return rows
+
+    locked.version = 1  # pyright: ignore[reportFunctionMemberAccess]
+    with pytest.raises(TypeError, match=r"operators\[1\].*\(its variable lock\) cannot be sent"):
+        loader_of(Processes(1), locked)
+
+
+def test_what_workers_print_and_log_reaches_the_trainer(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Talks:
+        def map(self, record: Any) -> Any:
+            if record["id"] == 3:
+                print("three is here")
+                logging.getLogger("a.user").warning("three was %s", "read")
+            return record
+
+    with caplog.at_level(logging.WARNING), loader_of(Processes(1), Talks(), epochs=1) as loader:
+        list(loader)
+    assert re.search(r"^\[worker 0\] three is here$", capfd.readouterr().out, re.MULTILINE)
+    assert ("a.user", logging.WARNING, "[worker 0] three was read") in caplog.record_tuples
+
+
+def test_a_worker_that_sees_other_data_is_refused_by_name(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{n}.txt" for n in range(8)]
+    for n, path in enumerate(paths):
+        path.write_text(f"{n:04d}")
+    source = FilesSource([str(path) for path in paths])
+    loader = DataLoader(source, batch_size=4, workers=Processes(1))
+    assert loader.get_state()  # the trainer has seen its data
+    paths[3].write_text("7777")
+    with pytest.raises(RuntimeError, match="worker 0 sees other data than the trainer"):
+        next(loader.host_batches())
+    loader.close()
+
+
+def test_a_slow_worker_does_not_hold_up_the_others(expected: list[Any]) -> None:
+    with loader_of(Processes(3, ahead=12), Slow(0.005)) as loader:
+        next(loader)
+        while len(loader.stats().workers) < 3:  # all have begun
+            loader.seek(0)
+            for _ in zip(range(6), loader, strict=False):
+                pass
+        loader.seek(0)
+        slow = min(children())
+        before = loader.stats()
+        timer = threading.Timer(1.0, os.kill, (slow, signal.SIGCONT))
+        os.kill(slow, signal.SIGSTOP)
+        timer.start()
+        assert_same(list(loader), expected)
+        share = (loader.stats() - before).workers
+        timer.join()
+    assert min(share.values()) <= 6  # of 24
+
+
+def test_a_forgotten_loader_leaves_no_worker() -> None:
+    loader = loader_of(Processes(1))
+    next(loader)
+    (pid,) = children()
+    del loader
+    deadline = time.monotonic() + 5
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def test_a_source_in_memory_is_shared_by_its_workers() -> None:
+    large = np.arange(40 << 20, dtype=np.float32).reshape(-1, 1 << 10)  # 160 MiB
+    with DataLoader({"x": large}, batch_size=4, workers=Processes(2)) as loader:
+        for _ in zip(range(8), loader, strict=False):
+            pass
+        for pid in children():
+            status = Path(f"/proc/{pid}/status").read_text()
+            found = re.search(r"RssAnon:\s+(\d+) kB", status)
+            assert found is not None
+            assert int(found[1]) < 160 << 10, "the source is in the worker's own memory"
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"JAX_PLATFORMS=cpu" in environment
+            assert b"OMP_NUM_THREADS=" in environment
+
+
+@pytest.mark.parametrize("arguments", [{"count": 0}, {"count": 1, "ahead": 0}, {"count": True}])
+def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Processes: "):
+        Processes(**arguments)
+
+
+def test_workers_and_prefetch_0_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match="prefetch=0 makes each batch in this thread"):
+        loader_of(Processes(1), prefetch=0)
+    with pytest.raises(TypeError, match="workers=Threads"):
+        loader_of(2)
+    assert loader_of(Threads(2)).workers == Threads(2)
