@@ -16,6 +16,8 @@ import pytest
 from loader import (
     ArrayRecordSource,
     DataLoader,
+    GrainSource,
+    Mapped,
     Mixture,
     Msgpack,
     Packed,
@@ -441,8 +443,62 @@ def test_a_source_that_changes_from_epoch_to_epoch_is_refused():
     mixture = Mixture({"a": (Known(documents([3, 4])), 1)})
     calls = [lambda: Packed(dataset, [3, 4], 8), lambda: index_lengths(dataset)]
     for call in (*calls, lambda: Packed(mixture, [3, 4], 8)):
-        with pytest.raises(ValueError, match=r"other records in each epoch.*made from"):
+        with pytest.raises(ValueError, match=r"in each epoch.*varies_by_epoch=False.*made from"):
             call()
+
+
+def test_a_grain_dataset_that_is_said_to_stay_the_same_is_packed():
+    lengths = small_lengths()
+    dataset = (
+        grain.MapDataset.source(documents(lengths))
+        .seed(3)
+        .shuffle()
+        .filter(lambda record: record["name"] != "d7")
+        .map(lambda record: {"tokens": record["tokens"] * 2})
+        .repeat(1, reseed_each_epoch=False)
+    )
+    source = GrainSource(dataset, varies_by_epoch=False)
+    found = index_lengths(source)
+    elements: list[Any] = [dataset[index] for index in range(len(dataset))]
+    assert found.tolist() == [0 if e is None else len(e["tokens"]) for e in elements]
+    assert elements.count(None) == 1  # which is in no row
+    settings: list[dict[str, Any]] = [{}, {"mode": "concat"}]
+    for how in settings:
+        packed = Packed(source, found, 20, **how)
+        assert_resumes_exactly(lambda packed=packed: DataLoader(packed, batch_size=4, epochs=2))
+        rows = packed.gather(np.arange(len(packed)))
+        want = np.concatenate([e["tokens"] for e in elements if e is not None])
+        got = rows["tokens"][rows["segment_ids"] > 0]
+        np.testing.assert_array_equal(got if how else np.sort(got), want if how else np.sort(want))
+    wrong = np.array([3 if e is None else len(e["tokens"]) for e in elements])
+    with pytest.raises(ValueError, match=r"is filtered out \(it is None\) and is to be packed"):
+        Packed(source, wrong, 10**4).gather(np.array([0]))
+    whole = grain.MapDataset.source(documents([3, 4])).map(lambda record: record["tokens"])
+    assert Mapped(GrainSource(whole, varies_by_epoch=False), [])[1].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("chain", "found"),
+    [
+        (lambda ds: ds.shuffle(), "it has a Shuffle"),
+        (lambda ds: ds.random_map(lambda r, g: r), "it has a RandomMap"),
+        (lambda ds: ds.shuffle().repeat(1), "element 0 is another one in the second epoch"),
+        (lambda ds: ds.map_with_index(lambda n, r: {"n": n}), "element 0 is another one"),
+        (lambda ds: grain.MapDataset.mix([ds, ds[:9]], [1, 2]), "element . is another one"),
+    ],
+)
+def test_a_grain_dataset_that_is_wrongly_said_to_stay_the_same_is_refused(chain: Any, found: str):
+    dataset = chain(grain.MapDataset.source(documents([3] * 20)).seed(4))
+    message = rf"varies_by_epoch=False was given, and {found}.*reseed_each_epoch=False"
+    with pytest.raises(ValueError, match=message):
+        GrainSource(dataset, varies_by_epoch=False)
+    assert GrainSource(dataset).varies_by_epoch
+
+
+def test_only_a_grain_dataset_can_vary_by_epoch():
+    with pytest.raises(ValueError, match=r"only a grain\.MapDataset can vary by epoch.*list"):
+        GrainSource(documents([3]), varies_by_epoch=True)
+    assert not GrainSource(documents([3]), varies_by_epoch=False).varies_by_epoch
 
 
 # Lengths

@@ -234,7 +234,8 @@ def refuse_varying(source: Any) -> None:
     """Raise `ValueError` for a source whose records, and with them their lengths, may change."""
     if varies_by_epoch(source):
         raise ValueError(
-            f"{source!r} may give other records in each epoch, and lengths hold for one: give the "
-            "source that a grain.MapDataset is made from; pack the components of a Mixture, and "
-            "mix what is packed"
+            f"{source!r} may give other records in each epoch, and lengths hold for one: of a "
+            "grain.MapDataset that does not, say so, GrainSource(dataset, varies_by_epoch=False), "
+            "else give the source it is made from; pack the components of a Mixture, and mix what "
+            "is packed"
         )
