@@ -69,7 +69,7 @@ class GrainSource(Source):
                     "the dataset repeats without end: leave out .repeat() and give "
                     "DataLoader(..., epochs=None)"
                 )
-        self._dataset = dataset
+        self._dataset: Any = dataset
         if is_map and not self.varies_by_epoch:
             _refuse_varying(dataset)
 
