@@ -1,5 +1,6 @@
 """10,000 documents of log-normal lengths, packed in every way, beside a plain reference."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def pieces_of(row: dict[str, np.ndarray]) -> list[np.ndarray]:
     assert not ids[used:].any()
     assert not row["positions"][used:].any()
     edges = [0, *(np.flatnonzero(np.diff(ids[:used])) + 1).tolist(), used]
-    parts = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
     assert [ids[part][0] for part in parts] == list(range(1, len(parts) + 1))
     return [tokens[part] for part in parts]
 
