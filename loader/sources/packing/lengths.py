@@ -75,9 +75,6 @@ def index_lengths(
         blocks = found_blocks(source, leaf, lengths_of, range(len(source)), progress)
         return _in_one(array for *_, arrays in blocks for array in arrays)
     path = Path(cache or tokens or "")
-    path.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours of reading
-    if tokens is not None:
-        refuse_to_replace(path)
     index = _Index(path, source, leaf, with_tokens=tokens is not None)
     own = None if part is None else chosen_part(path, index.key, len(source), part)
     lengths = None if refresh else index.kept()
@@ -96,6 +93,12 @@ class _Index:
     source: Any
     leaf: str
     with_tokens: bool
+
+    def __post_init__(self) -> None:
+        # Now, not after hours of reading.
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.with_tokens:
+            refuse_to_replace(self.path)
 
     @functools.cached_property
     def key(self) -> str:
