@@ -167,13 +167,14 @@ def _packing(turns: int) -> dict[str, float]:
         lengths = index_lengths(texts(), tokens=file)
 
         def packed(source: Any, **how: Any) -> DataLoader:
-            source = Packed(source, lengths, length, long="split", **how)
+            source = Packed(source, lengths, length, **{"long": "split", **how})
             return DataLoader(source, batch_size=rows, order=Shuffle(0), epochs=None)
 
         loaders = {
             "memory": packed([{"tokens": record["tokens"]} for record in texts()]),
             "file": packed(texts(), tokens=file),
             "kept": packed(texts()),
+            "concat": packed(texts(), tokens=file, mode="concat", long="refuse"),
         }
         seconds: dict[str, list[float]] = {name: [] for name in loaders}
         running = {name: loader.host_batches() for name, loader in loaders.items()}
@@ -194,6 +195,7 @@ def _packing(turns: int) -> dict[str, float]:
         "memory, tokens/s": tokens / statistics.median(seconds["memory"]),
         "file, time over memory": float(np.median(times["file"] / times["memory"])),
         "kept, time over memory": float(np.median(times["kept"] / times["memory"])),
+        "concat in a file, time over file": float(np.median(times["concat"] / times["file"])),
     }
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import grain
 
-from loader.records.digest import qualified_name
+from loader.records.digest import content_key, qualified_name
 from loader.records.integers import Int64s
-from loader.sources.reading import sampled_fingerprint
+from loader.sources.reading import sampled_fingerprint, sampled_indices
 from loader.sources.source import Source
 
 # Stages of a `grain.MapDataset` in which element i is the same record in every epoch.
@@ -15,6 +15,8 @@ _KEEP_THEIR_ELEMENTS = (
     *("Source", "Range", "Map", "RandomMap", "MapWithIndex", "Filter", "Slice", "Repeat"),
     *("Concatenate", "_WithSeed"),
 )
+# Those that draw anew in each epoch, unless a `.repeat(reseed_each_epoch=False)` follows.
+_RANDOM = ("Shuffle", "WindowShuffle", "RandomMap")
 _FOR_STREAMS = "place the batches of a stream with DevicePrefetcher(batches, MeshSharder(mesh))"
 
 
@@ -24,14 +26,26 @@ class GrainSource(Source):
     A `MapDataset` is asked for `dataset[epoch * length + record]`, so that its own `shuffle` and
     `random_map` are new in each epoch. An element that is None becomes a masked row.
 
+    `varies_by_epoch=False` says of a `MapDataset` that its elements are the same in every epoch, as
+    `Packed` and `Mapped` need it. Then it is asked for `dataset[record]` alone. Some elements of
+    two epochs are compared at once, and a dataset in which they differ is refused.
+
     Several threads may read a `MapDataset` at once: Grain itself does that. Of another source,
     `thread_safe=True` says so.
     """
 
-    def __init__(self, dataset: Any, *, thread_safe: bool = False) -> None:
-        self.varies_by_epoch = isinstance(dataset, grain.MapDataset)
+    def __init__(
+        self, dataset: Any, *, thread_safe: bool = False, varies_by_epoch: bool | None = None
+    ) -> None:
+        is_map = isinstance(dataset, grain.MapDataset)
+        if varies_by_epoch and not is_map:
+            raise ValueError(
+                f"only a grain.MapDataset can vary by epoch, and a {type(dataset).__name__} has "
+                "the same records in each: leave out varies_by_epoch"
+            )
+        self.varies_by_epoch = is_map if varies_by_epoch is None else varies_by_epoch
         # A subclass may read in another way, and says it itself.
-        own = type(self) is GrainSource and self.varies_by_epoch
+        own = type(self) is GrainSource and is_map
         self.thread_safe = thread_safe or own or type(self).thread_safe
         if isinstance(dataset, grain.IterDataset):
             raise ValueError(
@@ -48,14 +62,16 @@ class GrainSource(Source):
                 "a source needs __len__ and __getitem__ (a grain.MapDataset, a random-access "
                 f"source, a dict of arrays), got {type(dataset).__name__}"
             )
-        if self.varies_by_epoch:
+        if is_map:
             _refuse_batched(dataset)
             if len(dataset) == sys.maxsize:
                 raise ValueError(
                     "the dataset repeats without end: leave out .repeat() and give "
                     "DataLoader(..., epochs=None)"
                 )
-        self._dataset = dataset
+        self._dataset: Any = dataset
+        if is_map and not self.varies_by_epoch:
+            _refuse_varying(dataset)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -64,14 +80,13 @@ class GrainSource(Source):
         return self._dataset[index]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        if not self.varies_by_epoch and hasattr(self._dataset, "__getitems__"):
+        if hasattr(self._dataset, "__getitems__"):  # a MapDataset has none
             return self._dataset.__getitems__(indices)
         return [self._dataset[index] for index in indices]
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
         """The numbers of elements; refused if they may be other ones in each epoch."""
-        stages = _stages(self._dataset) if isinstance(self._dataset, grain.MapDataset) else []
-        names = [type(stage).__name__.removesuffix("MapDataset") for stage in stages]
+        names = _stage_names(self._dataset)
         if others := [name for name in names if name not in _KEEP_THEIR_ELEMENTS]:
             raise ValueError(
                 f"with_index has no meaning for a grain.MapDataset with {others[0]}: an element of "
@@ -102,6 +117,28 @@ def _stages(dataset: Any) -> list[Any]:
     """The dataset and all it was made from."""
     parents = dataset.parents if isinstance(dataset, grain.MapDataset) else ()
     return [dataset, *(stage for parent in parents for stage in _stages(parent))]
+
+
+def _stage_names(dataset: Any) -> list[str]:
+    stages = _stages(dataset) if isinstance(dataset, grain.MapDataset) else []
+    return [type(stage).__name__.removesuffix("MapDataset") for stage in stages]
+
+
+def _refuse_varying(dataset: grain.MapDataset) -> None:
+    """Raise `ValueError` if this is seen to be another data set in the second epoch."""
+    names = _stage_names(dataset)
+    random = [name for name in names if name in _RANDOM]
+    found = f"it has a {random[0]}" if random and "Repeat" not in names else None
+    for index in [] if found else sampled_indices(len(dataset)):
+        one, other = (content_key(dataset[at]) for at in (index, len(dataset) + index))
+        if one != other:
+            found = f"element {index} is another one in the second epoch"
+            break
+    if found:
+        raise ValueError(
+            f"varies_by_epoch=False was given, and {found}: leave out what is random, or let "
+            ".repeat(1, reseed_each_epoch=False) follow it, which repeats the first epoch"
+        )
 
 
 def _refuse_batched(dataset: Any) -> None:

@@ -66,7 +66,8 @@ class Mapped(Source):
         if varies_by_epoch(self._source):
             raise ValueError(
                 "a source whose records may change from epoch to epoch cannot be mapped: map the "
-                "components of a Mixture, or the source that a grain.MapDataset is made from"
+                "components of a Mixture, or the source that a grain.MapDataset is made from; of "
+                "one that does not change, say so: GrainSource(dataset, varies_by_epoch=False)"
             )
         self._stages = [operator.bound() for operator in self._operators]
         self._recent = RecentRecords(cache_bytes)

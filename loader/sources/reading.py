@@ -203,12 +203,16 @@ def fingerprint(source: Any) -> Mapping[str, Any]:
     return {"kind": qualified_name(type(source)), **sampled_fingerprint(source)}
 
 
+def sampled_indices(length: int) -> list[int]:
+    """A few records, spread over a source of this length, the first and the last among them."""
+    parts = min(length, _SAMPLED_RECORDS) - 1
+    return [(length - 1) * part // max(parts, 1) for part in range(parts + 1)]
+
+
 def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any]:
     """Length, spec, and a digest of a few records spread over the source and of the extra ones."""
     length = len(source)
-    parts = min(length, _SAMPLED_RECORDS) - 1
-    spread = [(length - 1) * part // max(parts, 1) for part in range(parts + 1)]
-    indices = np.unique(np.array([*spread, *extra], np.int64))
+    indices = np.unique(np.array([*sampled_indices(length), *extra], np.int64))
     rows, there = read_rows(source, indices, ragged=True)
     return {
         "length": length,

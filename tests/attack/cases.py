@@ -26,8 +26,10 @@ _LEAVES = {
     "image_folder": {"image", "label"},
     "windows": {"tokens"},
     "packed": {"packed"},
+    "joined": {"packed"},
     "mapped": {"padded"},
 }
+_PACKED = ("packed", "joined")
 _DEVICE_SHARE = 0.06  # of pipelines with device operators, which have to be compiled
 _WEIGHTS = {"signals": 4, "interrupt": 4, "restore": 3, "take": 2}
 
@@ -37,7 +39,7 @@ def random_case(seed: int) -> Case:
     numbers = random.Random(seed)
     source = numbers.choices(list(SOURCES), [WEIGHTS.get(name, 1) for name in SOURCES])[0]
     count = numbers.choice([1, 2, *(numbers.randrange(1, n) for n in (9, 15, 60))])
-    least = max(1, count // 2) if source == "packed" else count  # packed rows are fewer
+    least = max(1, count // 2) if source in _PACKED else count  # packed rows are fewer
     operators = _operators(source, numbers)
     on_device = any(OPERATORS[name].on == "device" for name in operators)
     remainder = numbers.choice(REMAINDERS)
@@ -82,7 +84,7 @@ def _order(source: str, count: int, numbers: random.Random) -> str:
             Shuffle(0, match_grain=True).records(np.zeros(1, np.int64), count)
         except ValueError:
             return "shuffle"
-        return "shuffle" if source in ("packed", "mixture") else order
+        return "shuffle" if source in (*_PACKED, "mixture") else order
     return order
 
 

@@ -254,6 +254,25 @@ def check_packed(rows: Sequence[Record], documents: Sequence[np.ndarray]) -> Non
     require(sorted(found) == packed, "packed rows lose or repeat a document")
 
 
+def check_joined(rows: Sequence[Record], documents: Sequence[np.ndarray]) -> None:
+    """All documents, one after the other, in rows that are full but for the last."""
+    size, tokens = len(rows[0]["tokens"]), [t for document in documents for t in document.tolist()]
+    places = [(n, p) for n, document in enumerate(documents) for p in range(len(document))]
+    for number, row in enumerate(rows):
+        here = slice(number * size, (number + 1) * size)
+        names = [document for document, _ in places[here]]
+        runs = [names.index(name) for name in names]  # where the document of a token begins
+        want = {
+            "tokens": tokens[here],
+            "segment_ids": [len(set(names[: place + 1])) for place in range(len(names))],
+            "positions": [place - begin for place, begin in enumerate(runs)],
+        }
+        for name, values in want.items():
+            full = values + [0] * (size - len(values))
+            require(row[name].tolist() == full, f"{name} of row {number} are {row[name].tolist()}")
+    require((len(rows) - 1) * size < len(tokens) <= len(rows) * size, f"there are {len(rows)} rows")
+
+
 def check_mixture(ids: Sequence[int], parts: Sequence[int], weights: Sequence[int]) -> None:
     """Of parts that follow each other in number: each in full rounds, and in its proportion.
 

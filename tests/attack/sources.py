@@ -260,6 +260,15 @@ def packed(count: int, folder: Path, seed: int) -> Given:
     return listed(rows, table)
 
 
+def joined(count: int, folder: Path, seed: int) -> Given:
+    given = documents(count)
+    source = Listed([{"tokens": tokens} for tokens in given])
+    rows = Packed(source, index_lengths(source), row_length=4, mode="concat")
+    table: list[Record | None] = [rows[n] for n in range(len(rows))]
+    oracle.check_joined([row for row in table if row is not None], given)
+    return listed(rows, table)
+
+
 def mapped(count: int, folder: Path, seed: int) -> Given:
     texts = [{"text": plain_operators.text(n)} for n in range(count)]
     made = [plain_operators.padded_tokens(plain_operators.tokenized(t, None), None) for t in texts]
@@ -318,6 +327,7 @@ SOURCES: dict[str, Kind] = {
     "image_folder": image_folder,
     "windows": windows,
     "packed": packed,
+    "joined": joined,
     "mapped": mapped,
     "subset": subset,
     "mixture": mixture,

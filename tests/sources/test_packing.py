@@ -16,6 +16,8 @@ import pytest
 from loader import (
     ArrayRecordSource,
     DataLoader,
+    GrainSource,
+    Mapped,
     Mixture,
     Msgpack,
     Packed,
@@ -25,7 +27,7 @@ from loader import (
 )
 from loader.records.spec import leaf_spec, refuse_unlike
 from loader.sources.packing import lengths as lengths_file
-from loader.sources.packing.row_plan import RowPlan, plan_rows
+from loader.sources.packing.fit_plan import FitPlan, fit_rows
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from tests.data import write_array_record
 
@@ -82,7 +84,7 @@ class Known:
         return f"page {record // 10}"
 
 
-def rows_of(plan: RowPlan) -> list[list[tuple[int, int, int]]]:
+def rows_of(plan: FitPlan) -> list[list[tuple[int, int, int]]]:
     pieces = list(
         zip(plan.record_of.tolist(), plan.start_of.tolist(), plan.length_of.tolist(), strict=True)
     )
@@ -96,7 +98,7 @@ def rows_of(plan: RowPlan) -> list[list[tuple[int, int, int]]]:
 @pytest.mark.parametrize("longest", [20, 75])
 def test_every_token_of_every_record_has_exactly_one_place(fit: Fit, longest: int):
     lengths = small_lengths(400, longest)
-    plan = plan_rows(lengths, 20, 3, fit, "split")
+    plan = fit_rows(lengths, 20, 3, fit, "split")
     seen: list[list[tuple[int, int]]] = [[] for _ in lengths]
     for row in rows_of(plan):
         assert 0 < sum(length for _, _, length in row) <= 20
@@ -107,15 +109,15 @@ def test_every_token_of_every_record_has_exactly_one_place(fit: Fit, longest: in
         edges = sorted(spans)
         assert [a for a, _ in edges] == list(range(0, length, 20))
         assert [b for _, b in edges] == [*range(20, length, 20), *([length] if length else [])]
-    assert plan.fraction_real == lengths.sum() / (len(plan) * 20)
+    assert plan.num_tokens == lengths.sum()
 
 
-def one_by_one(lengths: np.ndarray, row_length: int, fit: Fit) -> list[list[int]]:
+def one_by_one(lengths: np.ndarray, row_length: int, fit: Fit, most: int) -> list[list[int]]:
     """Best or first fit of single pieces, longest first, as the books have it."""
     rows: list[list[int]] = []
     for length in sorted(lengths.tolist(), reverse=True):
         room = [row_length - sum(row) for row in rows]
-        fits = [i for i, left in enumerate(room) if left >= length]
+        fits = [i for i, left in enumerate(room) if left >= length and len(rows[i]) < most]
         if fits:
             rows[min(fits, key=lambda i: room[i]) if fit == "best" else fits[0]].append(length)
         else:
@@ -124,16 +126,17 @@ def one_by_one(lengths: np.ndarray, row_length: int, fit: Fit) -> list[list[int]
 
 
 @pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("most", [None, 1, 3])
 @pytest.mark.parametrize(("count", "row_length"), [(1, 5), (60, 11), (300, 64), (200, 1000)])
 def test_placing_equal_lengths_at_once_is_placing_them_one_by_one(
-    fit: Fit, count: int, row_length: int
+    fit: Fit, count: int, row_length: int, most: int | None
 ):
     for seed in range(5):
         drawn = np.random.default_rng(seed).exponential(row_length / 4, count)
         lengths = np.clip(drawn, 1, row_length).astype(int)
-        plan = plan_rows(lengths, row_length, seed, fit)
+        plan = fit_rows(lengths, row_length, seed, fit, most_segments=most)
         got = sorted(sorted((n for _, _, n in row), reverse=True) for row in rows_of(plan))
-        assert got == sorted(one_by_one(lengths, row_length, fit))
+        assert got == sorted(one_by_one(lengths, row_length, fit, most or row_length))
 
 
 def test_rows_are_full_and_at_least_as_full_as_grains():
@@ -147,13 +150,13 @@ def test_rows_are_full_and_at_least_as_full_as_grains():
     theirs = [np.count_nonzero(row["tokens"]) for row in grains]
     assert sum(theirs) == lengths.sum()
     for fit in FITS:
-        plan = plan_rows(lengths, 2048, 0, fit)
-        assert plan.fraction_real >= max(0.97, sum(theirs) / (len(theirs) * 2048))
+        plan = fit_rows(lengths, 2048, 0, fit)
+        assert lengths.sum() / (len(plan) * 2048) >= max(0.97, sum(theirs) / (len(theirs) * 2048))
 
 
 def test_the_seed_decides_records_pieces_and_rows_and_nothing_else_does():
     lengths = small_lengths(300)
-    plans = [plan_rows(lengths, 20, seed) for seed in (0, 0, 1)]
+    plans = [fit_rows(lengths, 20, seed) for seed in (0, 0, 1)]
     same, other = rows_of(plans[1]), rows_of(plans[2])
     assert rows_of(plans[0]) == same
     by_contents = [[sorted(row) for row in rows] for rows in (same, other)]
@@ -168,8 +171,8 @@ def test_the_seed_decides_records_pieces_and_rows_and_nothing_else_does():
 def test_another_process_plans_the_same():
     code = (
         "import numpy as np; from loader.records.digest import content_key\n"
-        "from loader.sources.packing.row_plan import plan_rows\n"
-        "p = plan_rows(np.arange(5000) * 7919 % 900, 512, 11, 'first', 'split')\n"
+        "from loader.sources.packing.fit_plan import fit_rows\n"
+        "p = fit_rows(np.arange(5000) * 7919 % 900, 512, 11, 'first', 'split')\n"
         "print(content_key((p.offsets, p.record_of, p.start_of, p.length_of)))\n"
     )
     printed = subprocess.run(
@@ -185,8 +188,8 @@ def test_another_process_plans_the_same():
 
 @pytest.mark.parametrize("lengths", [[], [0, 0]])
 def test_nothing_to_pack_is_a_plan_without_rows(lengths: list[int]):
-    plan = plan_rows(lengths, 8, 0)
-    assert (len(plan), plan.fraction_real) == (0, 0.0)
+    plan = fit_rows(lengths, 8, 0)
+    assert (len(plan), plan.num_tokens, plan.cuts) == (0, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +205,12 @@ def test_nothing_to_pack_is_a_plan_without_rows(lengths: list[int]):
         ([3], {"seed": "a"}, "seed must be an integer, got 'a'"),
         ([3], {"fit": "worst"}, r"fit must be one of \['best', 'first'\], got 'worst'"),
         ([3], {"long": "cut"}, r"long must be one of \['refuse', 'split'\], got 'cut'"),
+        ([3], {"most_segments": 0}, "most_segments must be .*, got 0"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(lengths: Any, settings: Any, message: str):
     with pytest.raises(ValueError, match=message):
-        plan_rows(lengths, **{"row_length": 8, "seed": 0, **settings})
+        fit_rows(lengths, **{"row_length": 8, "seed": 0, **settings})
 
 
 # The source
@@ -278,22 +282,42 @@ def test_the_spec_of_packed_rows_is_known_without_reading():
     assert len(source.reads) == 1  # one read for a whole batch
 
 
-def test_positions_of_a_split_record_go_on_where_it_was_cut():
+@pytest.mark.parametrize("positions", ["row", "record"])
+def test_positions_of_a_split_record_begin_again_in_each_row_or_go_on(positions: Any):
     lengths = [50, 3, 20, 47]
-    records = documents(lengths)
-    packed = Packed(records, lengths, 20, long="split")
+    packed = Packed(documents(lengths), lengths, 20, long="split", positions=positions)
     pieces = unpacked([packed.gather(np.arange(len(packed)))])
     starts = np.cumsum([0, *lengths])
     found = []
-    for tokens, positions in pieces:
+    for tokens, counted in pieces:
         record = int(np.searchsorted(starts, tokens[0] - 1, side="right")) - 1
-        np.testing.assert_array_equal(positions, tokens - 1 - starts[record])
-        found.append((record, int(positions[0]), len(tokens)))
+        begin = int(tokens[0]) - 1 - int(starts[record])
+        shift = 0 if positions == "row" else begin
+        np.testing.assert_array_equal(counted, np.arange(len(tokens)) + shift)
+        found.append((record, begin, len(tokens)))
     assert sorted(found) == [
         *((0, 0, 20), (0, 20, 20), (0, 40, 10)),
         *((1, 0, 3), (2, 0, 20), (3, 0, 20), (3, 20, 20), (3, 40, 7)),
     ]
     assert packed.fraction_real == 120 / (20 * len(packed))
+
+
+def test_a_state_knows_how_positions_were_counted_where_records_are_cut():
+    def loader(longest: int, positions: Any, **how: Any) -> DataLoader:
+        lengths = small_lengths(61, longest)
+        packed = Packed(documents(lengths), lengths, 20, positions=positions, **how)
+        return DataLoader(packed, batch_size=2)
+
+    for how in ({"long": "split"}, {"mode": "concat"}):
+        by_row, by_record = (loader(75, kind, **how) for kind in ("row", "record"))
+        with pytest.raises(
+            ValueError, match=r"data\.pack\.positions: .*absent, here .*'record' goes"
+        ):
+            by_row.set_state(by_record.get_state())
+        with pytest.raises(ValueError, match=r"data\.pack\.positions: saved .*, here absent"):
+            by_record.set_state(by_row.get_state())
+    whole = [loader(20, kind, long="split").get_state() for kind in ("row", "record")]
+    assert whole[0] == whole[1]  # no record is cut, and the batches are the same
 
 
 def test_records_may_be_bare_arrays_of_any_item():
@@ -327,7 +351,7 @@ def test_the_same_index_is_always_the_same_row_also_after_pickle():
 
 def test_a_row_names_the_records_in_it():
     packed = Packed(Known(documents([1] * 30)), [1] * 30, 6)
-    numbers = packed._plan.record_of[:6].tolist()
+    numbers = packed._plan.pieces(np.array([0])).record.tolist()
     named = ", ".join(f"record {n} (page {n // 10})" for n in numbers[:4])
     assert packed.locate(0) == f"{named} and 2 more"
 
@@ -341,6 +365,8 @@ def test_a_state_of_other_packing_is_refused():
         {"row_length": 21},
         {"fit": "first"},
         {"long": "split"},
+        {"mode": "concat"},
+        {"most_segments": 9},
         {"pad_value": 1},
         {"leaf": ["tokens", "weights"]},
     ):
@@ -395,12 +421,20 @@ def test_a_record_that_is_filtered_out_is_named_or_left_out():
         ([3, 4], {"pad_value": 0.5}, "0.5 is no value to pad leaf 'tokens' with, which is int32"),
         ([3, 4], {"pad_value": float("nan")}, "nan is no value to pad leaf 'tokens'"),
         ([3, 40], {}, r'record 1 has length 40.*long="split"'),
+        ([3, 4], {"mode": "best"}, r"mode must be one of \['fit', 'concat'\], got 'best'"),
+        ([3, 4], {"positions": "doc"}, r"positions must be one of \['row', 'record'\], got 'doc'"),
+        ([0, 0], {"mode": "concat"}, "all records have length 0"),
+        ([3, 4], {"mode": "concat", "seed": 1}, "seed has no effect with mode='concat'"),
+        ([3, 4], {"mode": "concat", "fit": "first"}, "fit has no effect with mode='concat'"),
+        ([3, 4], {"mode": "concat", "long": "split"}, "long has no effect.*leave it out"),
+        ([3, 4], {"mode": "concat", "most_segments": 2}, "most_segments has no effect"),
+        ([3, 4], {"mode": "concat", "row_length": 0}, "row_length must be an integer from 1"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_at_once(lengths: Any, settings: Any, message: str):
     source = Known(documents([3, 4]))
     with pytest.raises(ValueError, match=message):
-        Packed(source, lengths, 8, **settings)
+        Packed(source, lengths, **{"row_length": 8, **settings})
     assert source.reads == []
 
 
@@ -409,8 +443,62 @@ def test_a_source_that_changes_from_epoch_to_epoch_is_refused():
     mixture = Mixture({"a": (Known(documents([3, 4])), 1)})
     calls = [lambda: Packed(dataset, [3, 4], 8), lambda: index_lengths(dataset)]
     for call in (*calls, lambda: Packed(mixture, [3, 4], 8)):
-        with pytest.raises(ValueError, match=r"other records in each epoch.*made from"):
+        with pytest.raises(ValueError, match=r"in each epoch.*varies_by_epoch=False.*made from"):
             call()
+
+
+def test_a_grain_dataset_that_is_said_to_stay_the_same_is_packed():
+    lengths = small_lengths()
+    dataset = (
+        grain.MapDataset.source(documents(lengths))
+        .seed(3)
+        .shuffle()
+        .filter(lambda record: record["name"] != "d7")
+        .map(lambda record: {"tokens": record["tokens"] * 2})
+        .repeat(1, reseed_each_epoch=False)
+    )
+    source = GrainSource(dataset, varies_by_epoch=False)
+    found = index_lengths(source)
+    elements: list[Any] = [dataset[index] for index in range(len(dataset))]
+    assert found.tolist() == [0 if e is None else len(e["tokens"]) for e in elements]
+    assert elements.count(None) == 1  # which is in no row
+    settings: list[dict[str, Any]] = [{}, {"mode": "concat"}]
+    for how in settings:
+        packed = Packed(source, found, 20, **how)
+        assert_resumes_exactly(lambda packed=packed: DataLoader(packed, batch_size=4, epochs=2))
+        rows = packed.gather(np.arange(len(packed)))
+        want = np.concatenate([e["tokens"] for e in elements if e is not None])
+        got = rows["tokens"][rows["segment_ids"] > 0]
+        np.testing.assert_array_equal(got if how else np.sort(got), want if how else np.sort(want))
+    wrong = np.array([3 if e is None else len(e["tokens"]) for e in elements])
+    with pytest.raises(ValueError, match=r"is filtered out \(it is None\) and is to be packed"):
+        Packed(source, wrong, 10**4).gather(np.array([0]))
+    whole = grain.MapDataset.source(documents([3, 4])).map(lambda record: record["tokens"])
+    assert Mapped(GrainSource(whole, varies_by_epoch=False), [])[1].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("chain", "found"),
+    [
+        (lambda ds: ds.shuffle(), "it has a Shuffle"),
+        (lambda ds: ds.random_map(lambda r, g: r), "it has a RandomMap"),
+        (lambda ds: ds.shuffle().repeat(1), "element 0 is another one in the second epoch"),
+        (lambda ds: ds.map_with_index(lambda n, r: {"n": n}), "element 0 is another one"),
+        (lambda ds: grain.MapDataset.mix([ds, ds[:9]], [1, 2]), "element . is another one"),
+    ],
+)
+def test_a_grain_dataset_that_is_wrongly_said_to_stay_the_same_is_refused(chain: Any, found: str):
+    dataset = chain(grain.MapDataset.source(documents([3] * 20)).seed(4))
+    message = rf"varies_by_epoch=False was given, and {found}.*reseed_each_epoch=False"
+    with pytest.raises(ValueError, match=message):
+        GrainSource(dataset, varies_by_epoch=False)
+    assert GrainSource(dataset).varies_by_epoch
+
+
+def test_only_a_grain_dataset_can_vary_by_epoch():
+    with pytest.raises(ValueError, match=r"only a grain\.MapDataset can vary by epoch.*list"):
+        GrainSource(documents([3]), varies_by_epoch=True)
+    assert not GrainSource(documents([3]), varies_by_epoch=False).varies_by_epoch
 
 
 # Lengths

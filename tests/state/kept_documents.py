@@ -239,6 +239,18 @@ def packed(folder: Path, seed: int = 4) -> Packed:
     return Packed(Tokens(), LENGTHS, 8, seed, pad_value=-1)
 
 
+def cut(positions: Any = "row", **how: Any) -> Callable[..., Packed]:
+    """Rows that cut records; the change is how positions are counted."""
+    other: Any = {"row": "record", "record": "row"}[positions]
+    return lambda folder, changed=False: Packed(
+        Tokens(), LENGTHS, 2, positions=other if changed else positions, **how
+    )
+
+
+def few_segments(folder: Path, most: int = 2) -> Packed:
+    return Packed(Tokens(), LENGTHS, 8, most_segments=most)
+
+
 def subset(folder: Path, first: int = 3) -> Subset:
     return Subset(PICTURES, [first, 0, 11, 7, 9, 5])
 
@@ -311,6 +323,11 @@ KEPT: dict[str, Kept] = {
         reweighted, lambda folder: make(mixture(folder, 4)), "data.shares"
     ),
     "source-packed": of(packed, "data.pack", 5),
+    # Written when positions always went on over the pieces of a record.
+    "source-packed-split": of(cut("record", long="split"), "data.pack.positions", True),
+    "source-packed-split-rows": of(cut(long="split"), "data.pack.positions", True),
+    "source-packed-concat": of(cut(mode="concat"), "data.pack.positions", True),
+    "source-packed-segments": of(few_segments, "data.pack", 3),
     "source-subset": of(subset, "data.subset", 4),
     "source-mapped": of(mapped, "data.mapped", False, operators=[PadTokens("tokens", 32)]),
     "operators-images": on(PICTURES, operators=images())("operators", operators=images(2)),

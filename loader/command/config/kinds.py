@@ -42,8 +42,11 @@ def _packed(
     row_length: int,
     seed: int = 0,
     leaf: str = "tokens",
+    mode: Literal["fit", "concat"] = "fit",
     fit: Literal["best", "first"] = "best",
     long: Literal["refuse", "split"] = "refuse",
+    most_segments: int | None = None,
+    positions: Literal["row", "record"] = "row",
     pad_value: int = 0,
     lengths_cache: str | None = None,
     tokens: str | None = None,
@@ -59,7 +62,8 @@ def _packed(
         if path is not None and not path.endswith(suffix):
             raise ValueError(f"{key} is a file that is written: give a name that ends in {suffix}")
     lengths = index_lengths(source, leaf, cache=lengths_cache, tokens=tokens)
-    how: dict[str, Any] = {"leaf": leaf, "fit": fit, "long": long, "pad_value": pad_value}
+    how: dict[str, Any] = {"leaf": leaf, "mode": mode, "fit": fit, "long": long}
+    how |= {"most_segments": most_segments, "positions": positions, "pad_value": pad_value}
     return Packed(source, lengths, row_length, seed, tokens=tokens, cache_bytes=cache_bytes, **how)
 
 

@@ -1,11 +1,12 @@
 """The lengths of all records of a source, found in one pass and kept in a file."""
 
+import dataclasses
+import functools
 import hashlib
 import io
 import json
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,26 @@ import numpy as np
 from loader.records.integers import Int64s
 from loader.records.whole_file import write_whole
 from loader.sources.as_source import as_source
+from loader.sources.packing.kept_blocks import Part, chosen_part, divided, forget_all, joined
 from loader.sources.packing.packed import data_key, refuse_varying
-from loader.sources.packing.packed_rows import packed_leaves, token_counts
+from loader.sources.packing.passes import (
+    Found,
+    arrays_of,
+    found_blocks,
+    is_true,
+    lengths_of,
+    run,
+    spread,
+    tokens_of,
+)
 from loader.sources.packing.row_plan import Ints, checked_lengths
-from loader.sources.packing.tokens_file import TokensFile, kept_tokens, write_tokens
-from loader.sources.reading import read_rows
+from loader.sources.packing.tokens_file import (
+    TokensFile,
+    kept_tokens,
+    refuse_to_replace,
+    write_tokens,
+)
 
-_RECORDS_AT_ONCE = 256
 _RECORDS_CHECKED = 64
 
 
@@ -30,6 +44,7 @@ def index_lengths(
     *,
     cache: str | os.PathLike[str] | None = None,
     tokens: str | os.PathLike[str] | None = None,
+    part: tuple[int, int] | None = None,
     refresh: bool = False,
     progress: bool | None = None,
 ) -> Ints:
@@ -42,6 +57,12 @@ def index_lengths(
     With `tokens="tokens.bin"` the leaf of every record is kept too, in that one file, whole or not
     at all: give the same to `Packed`, which then need not make the tokens again. It is used again
     as `cache` is, which it replaces.
+
+    A call that was killed goes on: what it had found is in the folder `lengths.npy.parts`, block by
+    block, until the file is written. With `part=(3, 64)` only the records of that part, counted
+    from 0, are read, and their lengths returned. When all 64 are there, perhaps from as many
+    machines, the same call without `part` joins them: the file has the bytes that one call writes.
+
     `progress` shows a bar on stderr: if that is a terminal, or always, or never.
     """
     source = as_source(source)
@@ -49,105 +70,116 @@ def index_lengths(
     if cache is not None and tokens is not None:
         raise ValueError("a file of tokens keeps the lengths too: give tokens, and leave out cache")
     if cache is None and tokens is None:
-        return _indexed(source, leaf, progress)
+        if part is not None:
+            raise ValueError("a part is kept until it is joined: give a file, cache or tokens, too")
+        blocks = found_blocks(source, leaf, lengths_of, range(len(source)), progress)
+        return _in_one(array for *_, arrays in blocks for array in arrays)
     path = Path(cache or tokens or "")
-    path.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours of reading
-    key = data_key(source, leaf)
-    if tokens is not None:
-        return _with_tokens(source, leaf, path, key, refresh, progress)
-    lengths = None if refresh else _kept(path, key)
-    if lengths is None or not _still_true(source, leaf, lengths):
-        lengths = _indexed(source, leaf, progress)
-        _keep(path, key, lengths)
-    return lengths
+    index = _Index(path, source, leaf, with_tokens=tokens is not None)
+    own = None if part is None else chosen_part(path, index.key, len(source), part)
+    lengths = None if refresh else index.kept()
+    if lengths is not None:
+        return lengths if own is None else lengths[own.records.start : own.records.stop]
+    if refresh:
+        forget_all(path) if own is None else own.forget()
+    return index.made(progress) if own is None else index.made_part(own, progress)
 
 
-def _with_tokens(
-    source: Any, leaf: str, path: Path, key: str, refresh: bool, progress: bool | None
-) -> Ints:
-    kept = kept_tokens(path, key)
-    if refresh or kept is None or not _tokens_still_true(source, leaf, kept):
-        write_tokens(path, key, _tokens_of_all(source, leaf, progress))
-        kept = TokensFile(path)
-    return kept.lengths
+@dataclasses.dataclass(frozen=True)
+class _Index:
+    """The file that is to be there at the end: of lengths, or of tokens and their lengths."""
+
+    path: Path
+    source: Any
+    leaf: str
+    with_tokens: bool
+
+    def __post_init__(self) -> None:
+        # Now, not after hours of reading.
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.with_tokens:
+            refuse_to_replace(self.path)
+
+    @functools.cached_property
+    def key(self) -> str:
+        return data_key(self.source, self.leaf)
+
+    @property
+    def found(self) -> Found:
+        return tokens_of if self.with_tokens else lengths_of
+
+    def kept(self) -> Ints | None:
+        """The lengths, if the file is whole, of this data, and true of some records."""
+        if self.with_tokens:
+            file = kept_tokens(self.path, self.key)
+            lengths = None if file is None else file.lengths
+        else:
+            file, lengths = None, _kept(self.path, self.key)
+        if lengths is None:
+            return None
+        records = _looked_at(lengths)
+        then = [lengths[records]] if file is None else file.of(records)
+        now = self.found(self.source, self.leaf, records)
+        same = all(np.array_equal(*pair) for pair in zip(now, then, strict=True))
+        return lengths if same else None
+
+    def written(self, arrays: Iterable[np.ndarray]) -> Ints:
+        """Write what was found of all records."""
+        if self.with_tokens:
+            write_tokens(self.path, self.key, arrays)
+            return TokensFile(self.path).lengths
+        lengths = _in_one(arrays)
+        _keep(self.path, self.key, lengths)
+        return lengths
+
+    def made(self, progress: bool | None) -> Ints:
+        """Join the parts, if there are any, or pass over all records, and write the file."""
+        parts = divided(self.path, self.key, len(self.source))
+        whole = Part(self.path, self.key, len(self.source))
+        try:
+            arrays = self._joined(parts) if parts else self._run(whole, progress, keep_last=False)
+            lengths = self.written(arrays)
+        except ValueError:
+            # Another process may have written the file since, and removed the blocks.
+            if (lengths := self.kept()) is None:
+                raise
+        forget_all(self.path)
+        return lengths
+
+    def made_part(self, part: Part, progress: bool | None) -> Ints:
+        """Make the blocks of a part: its lengths."""
+        arrays = self._run(part, progress, keep_last=True)
+        if self.with_tokens:
+            return checked_lengths(np.fromiter(map(len, arrays), np.int64))
+        return _in_one(arrays)
+
+    def _run(self, part: Part, progress: bool | None, *, keep_last: bool) -> Iterable[np.ndarray]:
+        return run(self.source, self.leaf, self.found, part, progress, keep_last=keep_last)
+
+    def _joined(self, parts: Sequence[Part]) -> Iterable[np.ndarray]:
+        name = "tokens" if self.with_tokens else "cache"
+        call = f"index_lengths(source, {name}={os.fspath(self.path)!r}"
+        blocks = joined(parts, call)
+        for block in blocks:
+            if not is_true(self.source, self.leaf, self.found, block):
+                raise ValueError(
+                    f"{block.path} does not fit records {block.first} to {block.stop - 1}: the "
+                    "data has changed since; remove the folder of that part, and make it again"
+                )
+        return arrays_of(blocks)
 
 
-def _tokens_of_all(source: Any, leaf: str, progress: bool | None) -> Iterator[np.ndarray]:
-    for start in _shown(range(0, len(source), _RECORDS_AT_ONCE), len(source), progress):
-        records = np.arange(start, min(start + _RECORDS_AT_ONCE, len(source)))
-        yield from _tokens_of(source, leaf, records)
-
-
-def _tokens_of(source: Any, leaf: str, records: Int64s) -> list[np.ndarray]:
-    """The leaf of each record; empty for one that is None."""
-    tokens = [np.empty(0)] * len(records)
-    rows, there = read_rows(source, records, ragged=True)
-    if rows is not None:
-        (values,) = packed_leaves(rows, [leaf]).values()
-        token_counts(leaf, values)  # which refuses what is not tokens
-        places = range(len(records)) if there is None else np.flatnonzero(there).tolist()
-        for place, value in zip(places, values, strict=True):
-            tokens[place] = value
-    return tokens
-
-
-def _tokens_still_true(source: Any, leaf: str, kept: TokensFile) -> bool:
-    """Whether some records have the tokens that were kept, as far as they are looked at."""
-    records = _looked_at(kept.lengths)
-    pairs = zip(_tokens_of(source, leaf, records), kept.of(records), strict=True)
-    return all(np.array_equal(now, then) for now, then in pairs)
-
-
-def _indexed(source: Any, leaf: str, progress: bool | None) -> Ints:
-    lengths = np.zeros(len(source), np.int64)
-    for start in _shown(range(0, len(source), _RECORDS_AT_ONCE), len(source), progress):
-        records = np.arange(start, min(start + _RECORDS_AT_ONCE, len(source)))
-        lengths[records] = _lengths_of(source, leaf, records)
-    return checked_lengths(lengths)
-
-
-def _lengths_of(source: Any, leaf: str, records: Int64s) -> Int64s:
-    lengths = np.zeros(len(records), np.int64)
-    rows, there = read_rows(source, records, ragged=True)
-    if rows is not None:
-        (values,) = packed_leaves(rows, [leaf]).values()
-        lengths[slice(None) if there is None else there] = token_counts(leaf, values)
-    return lengths
-
-
-def _still_true(source: Any, leaf: str, lengths: Ints) -> bool:
-    """Whether some records have the lengths that were kept, empty ones above all.
-
-    A record that was empty is never read again, so nobody else would notice that it has changed.
-    """
-    records = _looked_at(lengths)
-    return np.array_equal(_lengths_of(source, leaf, records), lengths[records])
+def _in_one(arrays: Iterable[np.ndarray]) -> Ints:
+    return checked_lengths(np.concatenate([np.zeros(0, np.int64), *arrays]))
 
 
 def _looked_at(lengths: Ints) -> Int64s:
-    """Some records: of those that were empty, and of all."""
-    chosen = [_spread(np.flatnonzero(lengths == 0)), _spread(np.arange(len(lengths)))]
-    return np.unique(np.concatenate(chosen))
+    """Some records: of those that were empty, and of all.
 
-
-def _spread(values: Int64s) -> Int64s:
-    """At most `_RECORDS_CHECKED` of these, evenly spread."""
-    return values[:: -(-len(values) // _RECORDS_CHECKED) or 1]
-
-
-def _shown(starts: range, records: int, progress: bool | None) -> Iterator[int]:
-    """The starts, with a bar that moves as they are taken."""
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield from starts
-        return
-    from rich.console import Console  # only here: most runs show no bar
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("lengths of records", total=records)
-        for start in starts:
-            yield start
-            bar.update(task, completed=min(start + starts.step, records))
+    A record that was empty is never read again, so nobody else would notice that it has changed.
+    """
+    empty, all_of_them = np.flatnonzero(lengths == 0), np.arange(len(lengths))
+    return np.unique(np.concatenate([spread(n, _RECORDS_CHECKED) for n in (empty, all_of_them)]))
 
 
 def _kept(path: Path, key: str) -> Ints | None:

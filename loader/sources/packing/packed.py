@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,10 @@ from loader.records.digest import content_key, digest
 from loader.records.integers import Int64s, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.as_source import as_source
+from loader.sources.packing.concat_plan import concat_rows
+from loader.sources.packing.fit_plan import Fit, Long, fit_rows
 from loader.sources.packing.packed_rows import (
+    Positions,
     checked_padding,
     fill_rows,
     leaf_names,
@@ -21,12 +24,15 @@ from loader.sources.packing.packed_rows import (
     token_counts,
 )
 from loader.sources.packing.read_cost import ReadCost
-from loader.sources.packing.row_plan import Fit, Long, checked_lengths, plan_rows
+from loader.sources.packing.row_plan import Ints, RowPlan, checked_lengths
 from loader.sources.packing.tokens_file import TokensFile
 from loader.sources.reading import fingerprint, knows_spec, locate, read_rows, varies_by_epoch
 from loader.sources.recent_records import RecentRecords
 from loader.sources.source import Source
 
+Mode = Literal["fit", "concat"]
+
+_FIELDS = ("pack", "pack.lengths", "pack.positions")  # of the fingerprint
 _RECORDS_NAMED = 4
 _TOKEN_BYTES = 4  # most often
 
@@ -35,11 +41,17 @@ class Packed(Source):
     """Records of different lengths, several to a row of `row_length` tokens.
 
     `lengths` are those of the records (`index_lengths(source)`); from them alone it is planned, at
-    once, which records share a row. Record i is row i: a dict of `leaf`, or of each of several
-    leaves that are of the same length in a record, and of `segment_ids` and `positions`, as
-    `packed_rows.py` says. A record that is a bare array becomes the leaf. All other leaves are
-    dropped. Records of length zero are in no row. After the last token comes `pad_value`, one for
-    all leaves or `{leaf: value}`; masks are False there. Rows are the same in every epoch.
+    once, which records share a row. By default (`mode="fit"`) a record is whole in one row, each
+    where it fits best (`fit`), at most `most_segments` to a row; one that is longer than a row is
+    refused or split (`long`). With `mode="concat"` the records run on over the rows, in the order
+    of the source, each cut where a row ends, and only the last row is padded.
+
+    Record i is row i: a dict of `leaf`, or of each of several leaves that are of the same length in
+    a record, and of `segment_ids` and `positions`. Positions count from 0 in each piece of a
+    record; with `positions="record"` they go on over the pieces. A record that is a bare array
+    becomes the leaf. All other leaves are dropped. Records of length zero are in no row. After the
+    last token comes `pad_value`, one for all leaves or `{leaf: value}`; masks are False there. Rows
+    are the same in every epoch.
 
     A row needs whole records, also where it holds a piece of one. So the records read last are
     kept, up to `cache_bytes`. Where tokens are made as records are read, let `index_lengths(source,
@@ -58,8 +70,11 @@ class Packed(Source):
         seed: int = 0,
         *,
         leaf: str | Sequence[str] = "tokens",
+        mode: Mode = "fit",
         fit: Fit = "best",
         long: Long = "refuse",
+        most_segments: int | None = None,
+        positions: Positions = "row",
         pad_value: Any = 0,
         tokens: str | os.PathLike[str] | None = None,
         cache_bytes: int = 2**28,
@@ -73,11 +88,10 @@ class Packed(Source):
                 "index_lengths(source) of this very source"
             )
         self._leaves = leaf_names(leaf)
-        self._plan = plan_rows(self._lengths, row_length, seed, fit, long)
-        if len(self._plan) == 0:
-            raise ValueError("all records have length 0: there is nothing to pack")
+        how = {"seed": seed, "fit": fit, "long": long, "most_segments": most_segments}
+        self._plan, packing = _planned(self._lengths, row_length, mode, how)
+        self._positions: Positions = _one_of("positions", positions, Positions)
         self._pad_value = checked_padding(pad_value, self._leaves)
-        packing = [self._plan.row_length, int(seed), fit, long]
         self._settings = [*packing, self._pad_value, self._leaves]
         self._recent = RecentRecords(cache_bytes)
         num_bytes = _TOKEN_BYTES * len(self._leaves) * int(self._lengths.sum(dtype=np.int64))
@@ -97,7 +111,7 @@ class Packed(Source):
     def gather(self, indices: Int64s) -> dict[str, np.ndarray]:
         refuse_outside(indices, len(self), "rows")
         self._cost.given += len(indices) * self._plan.row_length
-        return fill_rows(self._plan, indices, self._read, self._pad_value)
+        return fill_rows(self._plan, indices, self._read, self._pad_value, self._positions)
 
     def _opened(self, path: str | os.PathLike[str]) -> TokensFile:
         if len(self._leaves) > 1:
@@ -150,13 +164,18 @@ class Packed(Source):
     @property
     def fraction_real(self) -> float:
         """Of all places in the rows, the part that holds a token."""
-        return self._plan.fraction_real
+        return self._plan.num_tokens / (len(self) * self._plan.row_length)
 
     def fingerprint(self) -> dict[str, Any]:
         inner = fingerprint(self._source)
-        before = [inner[name] for name in ("pack", "pack.lengths") if name in inner]
+        before = [inner[name] for name in _FIELDS if name in inner]
         lengths = content_key((before and digest(before), self._lengths))
-        return {**inner, "pack": self._settings, "pack.lengths": lengths}
+        own: dict[str, Any] = {"pack": self._settings, "pack.lengths": lengths}
+        # Only where records are cut, and never of positions="record": until they were counted by
+        # rows there was no such field, and they went on over the pieces of a record.
+        if self._plan.cuts and self._positions == "row":
+            own["pack.positions"] = "from 0 in each row; positions='record' goes on over pieces"
+        return {**inner, **own}
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
         raise ValueError(
@@ -167,14 +186,43 @@ class Packed(Source):
 
     def locate(self, row: int) -> str:
         """The records that are in this row."""
-        pieces, _ = self._plan.pieces(np.array([row]))
-        records = self._plan.record_of[pieces].tolist()
+        records = self._plan.pieces(np.array([row])).record.tolist()
         names = [f"record {locate(self._source, record)}" for record in records[:_RECORDS_NAMED]]
         more = len(records) - len(names)
         return f"{', '.join(names)}{f' and {more} more' if more else ''}"
 
     def __repr__(self) -> str:
         return f"Packed({self._source!r}, {len(self)} rows of {self._plan.row_length})"
+
+
+def _planned(
+    lengths: Ints, row_length: int, mode: Mode, how: dict[str, Any]
+) -> tuple[RowPlan, list[Any]]:
+    """The plan, and what has decided it, besides the lengths."""
+    if _one_of("mode", mode, Mode) == "concat":
+        usual = {"seed": 0, "fit": "best", "long": "refuse", "most_segments": None}
+        if others := [name for name, value in how.items() if value != usual[name]]:
+            raise ValueError(
+                f"{others[0]} has no effect with mode='concat', which puts records into rows in "
+                "the order of the source and cuts them where a row ends: leave it out. To shuffle "
+                "records first, give Subset(source, Shuffle(seed).records(np.arange(n), n))"
+            )
+        plan: RowPlan = concat_rows(lengths, row_length)
+        packing = [plan.row_length, mode]
+    else:
+        plan = fit_rows(lengths, row_length, **how)
+        most = how["most_segments"]
+        packing = [plan.row_length, int(how["seed"]), how["fit"], how["long"]]
+        packing += [] if most is None else [{"most_segments": int(most)}]
+    if len(plan) == 0:
+        raise ValueError("all records have length 0: there is nothing to pack")
+    return plan, packing
+
+
+def _one_of(name: str, value: Any, choices: Any) -> Any:
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {list(get_args(choices))}, got {value!r}")
+    return value
 
 
 def data_key(source: Any, leaf: str) -> str:
@@ -186,7 +234,8 @@ def refuse_varying(source: Any) -> None:
     """Raise `ValueError` for a source whose records, and with them their lengths, may change."""
     if varies_by_epoch(source):
         raise ValueError(
-            f"{source!r} may give other records in each epoch, and lengths hold for one: give the "
-            "source that a grain.MapDataset is made from; pack the components of a Mixture, and "
-            "mix what is packed"
+            f"{source!r} may give other records in each epoch, and lengths hold for one: of a "
+            "grain.MapDataset that does not, say so, GrainSource(dataset, varies_by_epoch=False), "
+            "else give the source it is made from; pack the components of a Mixture, and mix what "
+            "is packed"
         )

@@ -1,12 +1,12 @@
 """Packed rows: the arrays that a plan and the records in it make.
 
 A packed row is a dict: every packed leaf with `row_length` places, `segment_ids` (1, 2, ... for the
-pieces of the row, 0 where there is padding) and `positions`, which count within the record: from 0
-at the start of a piece, and on from where it was cut in the later pieces of a record that is split.
+pieces of the row, 0 where there is padding) and `positions`, which count the tokens of each piece
+from 0, or, with `positions="record"`, from where the piece begins in its record.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -17,6 +17,8 @@ from loader.sources.packing.row_plan import RowPlan
 
 SEGMENT_IDS = "segment_ids"
 POSITIONS = "positions"
+
+Positions = Literal["row", "record"]
 
 
 def leaf_names(leaf: str | Sequence[str]) -> tuple[str, ...]:
@@ -109,22 +111,23 @@ def fill_rows(
     rows: Int64s,
     read: Callable[[Int64s], Mapping[str, Sequence[np.ndarray]]],
     pad_value: Any,
+    positions: Positions,
 ) -> dict[str, np.ndarray]:
     """The packed rows. `read` gives the packed leaves of records, which it is asked for once."""
-    pieces, counts = plan.pieces(rows)
-    records, which = np.unique(plan.record_of[pieces], return_inverse=True)
-    start, length = plan.start_of[pieces].astype(np.int64), plan.length_of[pieces].astype(np.int64)
+    record, start, length, counts = plan.pieces(rows)
+    records, which = np.unique(record, return_inverse=True)
     ends = np.cumsum(length)
     # Tokens are at the front of their row, so this mask takes them in the order of pieces.
     row_ends = ends[np.cumsum(counts) - 1]
     real = np.arange(plan.row_length) < np.diff(row_ends, prepend=0)[:, None]
     cuts = list(zip(which.tolist(), start.tolist(), (start + length).tolist(), strict=True))
     packed: dict[str, np.ndarray] = {}
-    for name, leaf in read(records.astype(np.int64)).items():
+    for name, leaf in read(records).items():
         tokens = np.concatenate([leaf[record][first:stop] for record, first, stop in cuts])
         packed[name] = _placed(real, tokens, padding_of(name, tokens.dtype, pad_value))
-    segment = np.arange(1, pieces.size + 1) - np.repeat(np.cumsum(counts) - counts, counts)
-    shift = start - (ends - length)  # from a token's place among all to its place in its record
+    segment = np.arange(1, record.size + 1) - np.repeat(np.cumsum(counts) - counts, counts)
+    # From a token's place among all to its place in its piece, or in its record.
+    shift = (start if positions == "record" else 0) - (ends - length)
     place = np.arange(ends[-1], dtype=np.int32)
     packed[SEGMENT_IDS] = _placed(real, np.repeat(segment.astype(np.int32), length), 0)
     packed[POSITIONS] = _placed(real, place + np.repeat(shift.astype(np.int32), length), 0)

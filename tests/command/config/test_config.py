@@ -275,6 +275,35 @@ batch_size = 4
     }  # fmt: skip
 
 
+def test_a_configuration_says_how_records_are_packed(folder: Path):
+    np.save(folder / "tokens.npy", np.arange(1, 46).reshape(9, 5))
+    settings = {
+        'mode = "concat"': {"mode": "concat"},
+        'long = "split"\npositions = "record"\nmost_segments = 1': {
+            "long": "split",
+            "positions": "record",
+            "most_segments": 1,
+        },
+    }
+    for lines, how in settings.items():
+        (folder / "some.toml").write_text(f"""
+[[source]]
+kind = "ArraySource"
+arrays = {{ tokens = "tokens.npy" }}
+[[source]]
+kind = "Packed"
+row_length = 4
+{lines}
+[loader]
+batch_size = 12
+""")
+        source = {"tokens": np.load(folder / "tokens.npy")}
+        packed = DataLoader(Packed(source, [5] * 9, 4, **how), batch_size=12)
+        loader = read_config("some.toml", ALL_KINDS).loader
+        assert_same_batch(loader.host_batch_at(0), packed.host_batch_at(0), lines)
+        assert loader.get_state()["fingerprint"] == packed.get_state()["fingerprint"]
+
+
 def test_a_folder_of_images_is_a_source(folder: Path):
     for name in ("dog/1.png", "cat/0.PNG", "dog/2.png"):
         (folder / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
