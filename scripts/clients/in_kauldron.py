@@ -22,15 +22,15 @@ from loader import (
 )
 
 try:
-    from kauldron import kd
-
-    Pipeline: Any = kd.data.Pipeline
-except ImportError:  # a test of ours reads this file where Kauldron is not installed
-    kd, Pipeline = None, object
+    from kauldron.data import Pipeline  # pyright: ignore[reportMissingImports]
+except ImportError:  # the tests of this file run without Kauldron
+    Pipeline: Any = object
 
 
 def rows_over_all_devices() -> MeshSharder:
     """Each process reads the rows that Kauldron's default, `FIRST_DIM`, puts on its devices."""
+    from kauldron import kd  # pyright: ignore[reportMissingImports]
+
     mesh = kd.sharding.DEVICES_MESH
     return MeshSharder(mesh, rules=[(".*", P(mesh.axis_names))])
 

@@ -49,9 +49,11 @@ def rows_over_all_axes(mesh: Mesh) -> MeshSharder:
 
 
 def placed_by_maxtext(loader: DataLoader, mesh: Mesh) -> Any:
-    from maxtext.input_pipeline.multihost_dataloading import MultiHostDataLoadIterator
+    from maxtext.input_pipeline import (  # pyright: ignore[reportMissingImports]
+        multihost_dataloading,
+    )
 
-    return MultiHostDataLoadIterator(HostPasses(loader), mesh)
+    return multihost_dataloading.MultiHostDataLoadIterator(HostPasses(loader), mesh)
 
 
 class HostPasses:
