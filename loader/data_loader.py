@@ -328,7 +328,7 @@ class DataLoader(CheckpointableIteratorModule[dict[str, Any]], OneDocument, pytr
         new = super().clone()
         pipeline = self.pipeline.replaced(batcher=new.batcher)
         new._cursor = Cursor(pipeline, self._cursor.step, self._cursor.ended)
-        new._recorder, new._loops = Recorder(), Loops()
+        new._recorder, new._loops = Recorder(self._recorder.note), Loops()
         return new
 
     def copy(

@@ -8,6 +8,7 @@ Where that is meant (a new kind of source, or a new `STATE_VERSION`):
     python -m tests.state.kept_documents --all    # writes all of them
 """
 
+import functools
 import json
 import struct
 import sys
@@ -27,6 +28,7 @@ from loader import (
     DataLoader,
     DefaultBatcher,
     FilesSource,
+    Filtered,
     ImageFolderSource,
     JSONLinesSource,
     Mapped,
@@ -243,6 +245,14 @@ def subset(folder: Path, first: int = 3) -> Subset:
     return Subset(PICTURES, [first, 0, 11, 7, 9, 5])
 
 
+def at_most(limit: int, record: Any) -> bool:
+    return record["label"] <= limit
+
+
+def filtered(folder: Path, limit: int = 3) -> Filtered:
+    return Filtered(PICTURES, functools.partial(at_most, limit))
+
+
 def mapped(folder: Path, bos: bool = True) -> Mapped:
     return Mapped(Texts(), [Tokenize(tokenizer=ByteTokenizer(bos=bos))])
 
@@ -312,6 +322,7 @@ KEPT: dict[str, Kept] = {
     ),
     "source-packed": of(packed, "data.pack", 5),
     "source-subset": of(subset, "data.subset", 4),
+    "source-filtered": of(filtered, "data.filtered", 2),
     "source-mapped": of(mapped, "data.mapped", False, operators=[PadTokens("tokens", 32)]),
     "operators-images": on(PICTURES, operators=images())("operators", operators=images(2)),
     "operators-composed": on(PICTURES, operators=composed())("operators", operators=composed(0.3)),
