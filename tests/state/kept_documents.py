@@ -27,6 +27,7 @@ from loader import (
     BlockShuffle,
     DataLoader,
     DefaultBatcher,
+    DevicePrefetcher,
     FilesSource,
     Filtered,
     ImageFolderSource,
@@ -291,6 +292,12 @@ def functions(seed: int = 6) -> list[Any]:
     ]
 
 
+def stream() -> DevicePrefetcher[Any]:
+    """A stream, whose document is one of a process: it is kept in a folder of its own."""
+    records = grain.MapDataset.range(33).map(lambda n: {"id": n * n}).to_iter_dataset()
+    return DevicePrefetcher(iter(records.batch(4)))
+
+
 KEPT: dict[str, Kept] = {
     "order-sequential": on(order=Sequential())("order", order=Shuffle(7)),
     "order-shuffle": on(order=Shuffle(7))("order.seed", order=Shuffle(8)),
@@ -348,6 +355,14 @@ def write(again: bool) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 path.write_text(json.dumps(document_of(kept.make(Path(folder))), indent=1) + "\n")
                 print(f"wrote {path.name}")
+    path = FOLDER / "stream" / "stream-0-of-1.json"
+    if again or not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        with stream() as batches:
+            for _ in range(STEP):
+                next(batches)
+            path.write_text(batches.file_for_checkpoint()[1])
+        print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":
