@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ from loader.records.stacking import copied, is_ragged, ragged_leaf, row_spec, st
 
 logger = logging.getLogger(__name__)
 
-_told: set[int] = set()  # the ids of sources of which the log has said what is odd
+# Sources of which the log has said that they are odd, by their ids, which others may take over.
+_told: dict[int, weakref.ref[Any]] = {}
 _NOTHING = contextlib.nullcontext()
 _SAMPLED_RECORDS = 16
 _RECORDS_TRIED_FOR_A_SPEC = 1000
@@ -219,13 +221,22 @@ def _refuse_other_when_read_again(source: Any, index: int, rows: Any) -> None:
             "operators=[...]), where records are copies; random numbers belong in .random_map or "
             "in an operator. loader.testing.assert_reads_the_same_twice(source) looks at more of it"
         )
-    if id(source) not in _told:
-        _told.add(id(source))
+    if not _was_told(source):
         logger.warning(
             "leaf %s of a %s is another one when it is read again, so no restart can be exact. If "
             "the source draws random numbers, move that into an operator, which draws by position",
             *(what, type(source).__name__),
         )
+
+
+def _was_told(source: Any) -> bool:
+    """Whether this was asked before."""
+    known = _told.get(id(source))
+    if known is not None and known() is source:
+        return True
+    with contextlib.suppress(TypeError):  # of a class that no weak reference can be made to
+        _told[id(source)] = weakref.ref(source)
+    return False
 
 
 def leaf_keys(rows: Any) -> dict[str, str]:
