@@ -287,7 +287,8 @@ class DataLoader(
         new = super().clone()
         pipeline = self.pipeline.replaced(batcher=new.batcher)
         new._cursor = Cursor(pipeline, self._cursor.step, self._cursor.ended)
-        new._recorder, new._loops, new._employer = Recorder(), Loops(), Employer(self.workers)
+        new._recorder, new._loops = Recorder(self._recorder.note), Loops()
+        new._employer = Employer(self.workers)
         return new
 
     def copy(

@@ -13,8 +13,11 @@ import numpy as np
 from loader.data_loader import DataLoader
 from loader.records.prng_keys import is_prng_key
 from loader.records.spec import VALID_MASK
+from loader.sources import as_source
+from loader.sources.reading import differing_leaves, leaf_keys, locate, read_rows
 
 STATE_BYTES_AT_MOST = 1024
+_RECORDS_NAMED = 10
 
 
 def assert_same_batch(got: Any, expected: Any, what: str) -> None:
@@ -85,6 +88,30 @@ def assert_covers_each_record_once(
         assert set(values) <= set(expected.tolist()), f"epoch {epoch} has an unknown record"
         missing = len(expected) - len(values)
         assert missing <= missing_at_most, f"epoch {epoch} lacks {missing} records"
+
+
+def assert_reads_the_same_twice(source: Any, most: int = 1000) -> None:
+    """Records are the same when they are read again, later and in another order.
+
+    So they are where no function writes into a record that the source keeps, and none draws random
+    numbers of its own. At most `most` records are read, evenly spread.
+    """
+    source = as_source(source)
+    records = np.unique(np.linspace(0, len(source) - 1, min(len(source), most)).astype(np.int64))
+    before = [_leaf_keys(source, record) for record in records]
+    wrong = []
+    for record, keys in zip(records[::-1], before[::-1], strict=True):
+        if leaves := differing_leaves(keys, _leaf_keys(source, record)):
+            names = ", ".join(map(repr, leaves))
+            wrong.append(f"record {locate(source, int(record))}: leaf {names}")
+    assert not wrong, (
+        f"{len(wrong)} of {len(records)} records are others when they are read again:\n"
+        + "\n".join(wrong[: -_RECORDS_NAMED - 1 : -1])
+    )
+
+
+def _leaf_keys(source: Any, record: np.int64) -> dict[str, str]:
+    return leaf_keys(read_rows(source, np.array([record]), ragged=True)[0])
 
 
 def _as_numpy(leaf: Any) -> np.ndarray:

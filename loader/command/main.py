@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from etils import epath
 from rich.console import Console
 
 import operators
@@ -30,6 +31,7 @@ from loader.command.peek.peek import peek
 from loader.command.tokenize import tokenize
 from loader.records.version import __version__
 from loader.state.finding import read_state
+from loader.state.streams import is_stream_document, read_stream_document
 
 ALL_KINDS = {
     **KINDS,
@@ -113,6 +115,11 @@ def _tokenize(options: argparse.Namespace) -> Shown:
 
 
 def _state_show(options: argparse.Namespace) -> Shown:
+    file = Path(options.file)
+    if file.is_file() and is_stream_document(epath.Path(file)):
+        document = read_stream_document(epath.Path(file))
+        facts = {"file": str(file), "stream": document}
+        return facts, lambda console: state.show_stream(document, console, file)
     path, found = read_state(options.file)
     facts = state.state_to_json(found, path)
     return facts, lambda console: state.show_state(found, console, path)

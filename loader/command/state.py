@@ -2,10 +2,11 @@
 
 A loader at one state can restore another if their fingerprints agree, or the change is allowed by
 name. Fingerprints are digests: that data, order or operators differ can be said, not how. Of a
-mixture, the weights are known.
+mixture, the weights are known. The document of a stream says of which process it is.
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _FIELDS = {
     "data.spec": "what a record looks like",
     "data.sample": "the content of a few records",
 }
+_LONGEST_STATE = 300  # characters that are shown
 _MAY_DIFFER = ("batch_size", "remainder", "origin")
 
 
@@ -64,15 +66,36 @@ def _mixture_in_words(state: State) -> list[tuple[str, str]]:
     ]
 
 
+def stream_in_words(document: State) -> list[tuple[str, str]]:
+    """What the document of a stream says. Its state is the iterator's own."""
+    many = _many(document["processes"], "process", "processes")
+    text = json.dumps(document["state"])
+    shown = text if len(text) <= _LONGEST_STATE else f"{text[:_LONGEST_STATE]}..."
+    checked = f"whole: its checksum is {document['checksum']}"
+    return [
+        ("stream", f"of process {document['process']} of {many}, and restored on {many} only"),
+        ("state", f"{shown} ({_many(len(text), 'character', 'characters')})"),
+        ("document", f"version {document['version']}, {checked}"),
+    ]
+
+
 def state_to_json(state: State, file: Path) -> dict[str, Any]:
     return {"file": str(file), "passed_over": list(map(str, passed_over(file))), "state": state}
 
 
 def show_state(state: State, console: Console, file: Path) -> None:
     newer = [("passed over", f"{other.name}: it cannot be read") for other in passed_over(file)]
+    _show([("file", str(file)), *newer, *state_in_words(state)], console)
+
+
+def show_stream(document: State, console: Console, file: Path) -> None:
+    _show([("file", str(file)), *stream_in_words(document)], console)
+
+
+def _show(rows: list[tuple[str, str]], console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    for name, words in [("file", str(file)), *newer, *state_in_words(state)]:
+    for name, words in rows:
         table.add_row(Text(name, style="bold"), Text(words))
     console.print(table)
 

@@ -40,6 +40,7 @@ class Made:
     applied: int  # rows here that are real
     masked: int  # rows here that are padding, or filtered out
     times_ns: dict[str, int]
+    filtered: int = 0  # of the masked rows, those that are not padding
     by: str = ""  # the worker that has made it, if it has a name
 
 
@@ -124,6 +125,7 @@ class HostPipeline:
         start, stop = self.plan.span(step)
         wanted = self._all_rows if rows is None else rows
         valid = wanted < stop - start
+        asked = int(np.count_nonzero(valid))
         indices = self._indices(start, stop, None if rows is None else rows[valid])
         numbers = self.index.of(indices, valid)
         take_spent_ns()  # by what was read outside of a batch
@@ -155,7 +157,7 @@ class HostPipeline:
             "operators": was_operated - was_read,
             "batch": time.perf_counter_ns() - was_operated,
         }
-        return Made(batch, start, stop, applied, len(wanted) - applied, times)
+        return Made(batch, start, stop, applied, len(wanted) - applied, times, asked - applied)
 
     def _indices(self, start: int, stop: int, rows: Int64s | None) -> Int64s:
         """The records of a batch as the source is asked for them: all, or those of some rows."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from loader.runtime.filter_note import FilterNote
 from loader.runtime.host_pipeline import Made
 
 #: read: from the source; mapped: operators of `Mapped` sources; operators: on the host; batch:
@@ -113,7 +114,8 @@ def _difference(later: Any, earlier: Any) -> Any:
 class Recorder:
     """Where a running loader notes what happens, in the consumer's thread alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: FilterNote | None = None) -> None:
+        self.note = FilterNote() if note is None else note
         self._stages_ns: dict[str, int] = dict.fromkeys(STAGES, 0)
         self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
         self._workers: dict[str, int] = {}
@@ -141,10 +143,12 @@ class Recorder:
         sums[6] += ready
         if made.by:
             self._workers[made.by] = self._workers.get(made.by, 0) + 1
+        self.note.add(made.applied + made.filtered, made.filtered)
 
     def paused(self) -> None:
         """Note that iteration has ended or was broken off: what follows is not part of it."""
         self._last_ns = None
+        self.note.tell()
 
     def stats(self) -> Stats:
         """What has been noted so far."""

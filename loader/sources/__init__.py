@@ -1,7 +1,7 @@
 """Where records come from: the source contract, a file or folder for each kind of data.
 
-Also sources made of other sources: `Mapped`, `Packed`, `Mixture`, `Subset`. It imports from
-`records/`, `modules/`, `order/` and `transforms/`, never from `runtime/`.
+Also sources made of other sources: `Mapped`, `Packed`, `Mixture`, `Subset`, `Filtered`. It imports
+from `records/`, `modules/`, `order/` and `transforms/`, never from `runtime/`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from loader.sources.array_record.parsers import RawArrays as RawArrays
 from loader.sources.arrays import ArraySource as ArraySource
 from loader.sources.as_source import as_source as as_source
 from loader.sources.files import FilesSource as FilesSource
+from loader.sources.filtered import Filtered as Filtered
 from loader.sources.grain_source import GrainSource as GrainSource
 from loader.sources.image_folder import ImageFolderSource as ImageFolderSource
 from loader.sources.mixture.mixture import Mixture as Mixture

@@ -6,8 +6,10 @@ parts a source has.
 
 import contextlib
 import functools
+import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +20,13 @@ from loader.records.digest import content_key, qualified_name
 from loader.records.foreign import in_numpy, is_foreign
 from loader.records.integers import Int64s
 from loader.records.memory import is_view
-from loader.records.spec import Spec
+from loader.records.spec import Spec, named_leaves
 from loader.records.stacking import copied, is_ragged, ragged_leaf, row_spec, stack
 
+logger = logging.getLogger(__name__)
+
+# Sources of which the log has said that they are odd, by their ids, which others may take over.
+_told: dict[int, weakref.ref[Any]] = {}
 _NOTHING = contextlib.nullcontext()
 _SAMPLED_RECORDS = 16
 _RECORDS_TRIED_FOR_A_SPEC = 1000
@@ -178,7 +184,8 @@ def record_spec(source: Any) -> Spec:
     if knows_spec(source):
         with guarded(source):
             return source.record_spec()
-    for _, rows in first_rows(source):
+    for index, rows in first_rows(source):
+        _refuse_other_when_read_again(source, index, rows)
         return row_spec(rows)
     raise ValueError(
         f"the first {min(len(source), _RECORDS_TRIED_FOR_A_SPEC)} records of the source are all "
@@ -193,6 +200,64 @@ def first_rows(source: Any) -> Iterator[tuple[int, Any]]:
         rows, _ = read_rows(source, np.array([index]))
         if rows is not None:
             yield index, rows
+
+
+def _refuse_other_when_read_again(source: Any, index: int, rows: Any) -> None:
+    """Raise if the record that gave these rows is another one when it is read again.
+
+    Of a source that is not a `grain.MapDataset` it is only logged, unless reading it again changes
+    the record that was given before: it may draw random numbers.
+    """
+    again, _ = read_rows(source, np.array([index]), ragged=True)
+    leaves = differing_leaves(leaf_keys(rows), leaf_keys(again))
+    if not leaves:
+        return
+    what = f"{', '.join(map(repr, leaves))} of record {locate(source, index)}"
+    if varies_by_epoch(source) or _writes_into_records(source, index):
+        raise ValueError(
+            f"leaf {what} is another one each time it is read, as when a function writes into the "
+            "record that it is given and the source keeps that record. Let the function return a "
+            'new one, such as {**record, "x": record["x"] * 2}, or give it to DataLoader(..., '
+            "operators=[...]), where records are copies; random numbers belong in .random_map or "
+            "in an operator. loader.testing.assert_reads_the_same_twice(source) looks at more of it"
+        )
+    if not _was_told(source):
+        logger.warning(
+            "leaf %s of a %s is another one when it is read again, so no restart can be exact. If "
+            "the source draws random numbers, move that into an operator, which draws by position",
+            *(what, type(source).__name__),
+        )
+
+
+def _was_told(source: Any) -> bool:
+    """Whether this was asked before."""
+    known = _told.get(id(source))
+    if known is not None and known() is source:
+        return True
+    with contextlib.suppress(TypeError):  # of a class that no weak reference can be made to
+        _told[id(source)] = weakref.ref(source)
+    return False
+
+
+def leaf_keys(rows: Any) -> dict[str, str]:
+    """A digest of each leaf of the only row, by name; none where there is no row."""
+    return {name: content_key(leaf[0]) for name, leaf in named_leaves(rows)}
+
+
+def differing_leaves(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The names of the leaves in which two records differ, of their digests."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+
+
+def _writes_into_records(source: Any, index: int) -> bool:
+    """Whether to read a record changes what was given when it was read before."""
+    if hasattr(source, "read_rows") or can_gather(source):
+        return False
+    with guarded(source):
+        (held,) = _records(source, [index])
+        before = leaf_keys(stack([held]))
+        _records(source, [index])
+        return before != leaf_keys(stack([held]))
 
 
 def fingerprint(source: Any) -> Mapping[str, Any]:
@@ -214,6 +279,9 @@ def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any
     length = len(source)
     indices = np.unique(np.array([*sampled_indices(length), *extra], np.int64))
     rows, there = read_rows(source, indices, ragged=True)
+    if not getattr(source, "owned_rows", False) and (there is None or there[-1]):
+        last = jax.tree.map(lambda leaf: leaf[-1:], rows)
+        _refuse_other_when_read_again(source, int(indices[-1]), last)
     return {
         "length": length,
         "spec": record_spec(source),

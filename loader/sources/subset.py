@@ -38,12 +38,7 @@ class Subset(Source):
                 "indices must be numbers of records, at least one, such as np.flatnonzero(mask), "
                 f"got {numbers.dtype}{list(numbers.shape)}"
             )
-        if varies_by_epoch(self._source):
-            raise ValueError(
-                "a source whose records may change from epoch to epoch has no fixed records to "
-                "choose from: take subsets of the components of a Mixture, or of the source that a "
-                "grain.MapDataset is made from"
-            )
+        refuse_records_that_vary(self._source)
         self._indices = numbers.astype(np.int64)
         refuse_outside(self._indices, len(self._source))
         self._indices.setflags(write=False)
@@ -77,3 +72,13 @@ class Subset(Source):
 
     def __repr__(self) -> str:
         return f"Subset({len(self):,} of {self._source!r})"
+
+
+def refuse_records_that_vary(source: Any) -> None:
+    """Raise `ValueError` for a source whose records are others in each epoch."""
+    if varies_by_epoch(source):
+        raise ValueError(
+            "a source whose records may change from epoch to epoch has no fixed records to choose "
+            "from: take subsets of the components of a Mixture, or of the source that a "
+            "grain.MapDataset is made from"
+        )

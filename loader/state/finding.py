@@ -9,8 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from loader.state.document import DOCUMENT_NAME, read_document
+from etils import epath
+
+from loader.state.document import DOCUMENT_NAME, STREAM_NAME, read_document
 from loader.state.save_and_restore import documents
+from loader.state.streams import is_stream_document
 
 _DEEPEST = 3  # folders between the one that is named and a document
 _STEP_FOLDER = re.compile(r"(?:.*[_-])?(\d+)")  # 120, step_120
@@ -21,6 +24,11 @@ def read_state(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     given = Path(path)
     if not given.exists():
         raise ValueError(f"there is no {given}: name a state document, or a folder that holds one")
+    if given.is_file() and is_stream_document(epath.Path(given)):
+        raise ValueError(
+            f"{given} is the state of a stream, which says nothing of data and configuration: look "
+            "at it with gristmill state show"
+        )
     files = list(reversed(documents(given))) if given.is_dir() else [given]
     errors: list[ValueError] = []
     for file in files or [_newest_below(given)]:
@@ -44,6 +52,12 @@ def _newest_below(folder: Path) -> Path:
     found = [file.relative_to(folder) for files in depths for file in files]
     found = [file for file in found if ".orbax-checkpoint-tmp" not in str(file)]  # unfinished
     if not found:
+        streams = [file for file in folder.rglob("*.json") if STREAM_NAME.search(file.name)]
+        if streams:
+            raise ValueError(
+                f"{folder} holds states of a stream, one for each process: name one of the files, "
+                f"such as {max(streams)}"
+            )
         raise ValueError(
             f"{folder} holds no state: neither what loader.save(folder) writes, nor an Orbax "
             f"checkpoint with {DOCUMENT_NAME} in it"

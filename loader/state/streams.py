@@ -113,8 +113,17 @@ def _text(state: Any) -> str:
     return document_text({**body, "checksum": checksum(body)})
 
 
-def _read(file: epath.Path) -> Any:
-    """The state in a document of this process, checked. `ValueError` if it is not right."""
+def is_stream_document(file: epath.Path) -> bool:
+    """Whether a file holds what a stream has saved, whole or not."""
+    try:
+        found = read_json(file)
+    except (ValueError, OSError):
+        return False
+    return isinstance(found, dict) and found.get("kind") == "stream"
+
+
+def read_stream_document(file: epath.Path) -> dict[str, Any]:
+    """The document in a file, checked, of whatever process. `ValueError` if it is not right."""
     found = read_json(file)
     if not isinstance(found, dict) or found.get("kind") != "stream":
         raise _damaged(f"{file.name} is not the document of a stream")
@@ -126,6 +135,12 @@ def _read(file: epath.Path) -> Any:
     body = {key: value for key, value in found.items() if key != "checksum"}
     if set(found) != _KEYS or found["checksum"] != checksum(body):
         raise _damaged(f"the checksum of {file.name} does not match its contents")
+    return found
+
+
+def _read(file: epath.Path) -> Any:
+    """The state in a document of this process, checked. `ValueError` if it is not right."""
+    found = read_stream_document(file)
     if found["processes"] != jax.process_count():
         raise _other_processes({found["processes"]})
     if found["process"] != jax.process_index():

@@ -4,6 +4,7 @@ A kind is a function of (count, folder, seed). To add one, write it, and a line 
 """
 
 import dataclasses
+import functools
 import json
 import random
 import time
@@ -20,6 +21,7 @@ import tensorstore as ts
 from loader import (
     ArrayRecordSource,
     FilesSource,
+    Filtered,
     ImageFolderSource,
     JSONLinesSource,
     Mapped,
@@ -282,6 +284,17 @@ def subset(count: int, folder: Path, seed: int) -> Given:
     return listed(Subset(records, chosen), [rows_of(records)[n] for n in chosen])
 
 
+def filtered(count: int, folder: Path, seed: int) -> Given:
+    records = plain_records(2 * count)
+    ids = {0, *random.Random(seed).sample(range(1, 2 * count), count - 1)}
+    source = Filtered(records, functools.partial(_has_id, ids), folder / "kept.npy")
+    return listed(source, [rows_of(records)[n] for n in sorted(ids)])
+
+
+def _has_id(ids: set[int], record: Record) -> bool:
+    return int(record["id"]) in ids
+
+
 def mixture(count: int, folder: Path, seed: int) -> Given:
     small = 1 + seed % 5
     records = plain_records(count + small)
@@ -330,6 +343,7 @@ SOURCES: dict[str, Kind] = {
     "joined": joined,
     "mapped": mapped,
     "subset": subset,
+    "filtered": filtered,
     "mixture": mixture,
 }
 FIRST_OPERATORS: dict[str, tuple[str, ...]] = {

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grain
 import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from loader import DataLoader, Shuffle
+from loader import DataLoader, DevicePrefetcher, Shuffle
+from loader.command.main import main
 from loader.command.state import (
     diff_states,
     diff_to_json,
@@ -77,6 +79,33 @@ def test_a_newer_state_that_cannot_be_read_is_told(tmp_path: Path):
     file, state = read_state(tmp_path)
     assert "00000001-step-6.json: it cannot be read" in printed(show_state, state, file=file)
     assert state_to_json(state, file)["passed_over"] == [str(newest)]
+
+
+# Streams
+
+
+def test_the_document_of_a_stream_says_whose_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    stream = grain.MapDataset.range(90).to_iter_dataset().batch(4)
+    with DevicePrefetcher(iter(stream)) as batches:
+        next(batches)
+        batches.save(tmp_path)
+        state = batches.get_state()
+    (file,) = tmp_path.iterdir()
+    assert main(["state", "show", str(file)]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "stream of process 0 of 1 process, and restored on 1 process only" in words
+    assert json.dumps(state) in words
+    assert main(["state", "show", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stream"]["state"] == state
+    for given, said in ((tmp_path, f"such as {file}"), (file, "is damaged")):
+        if given == file:
+            file.write_text(file.read_text().replace('"version": 1', '"version": 1, "more": 2'))
+        assert main(["state", "show", str(given)]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["state", "diff", str(file), str(file)]) == 2
+    assert "is the state of a stream, which says nothing of data" in capsys.readouterr().err
 
 
 # Compared

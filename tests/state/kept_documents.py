@@ -8,6 +8,7 @@ Where that is meant (a new kind of source, or a new `STATE_VERSION`):
     python -m tests.state.kept_documents --all    # writes all of them
 """
 
+import functools
 import json
 import struct
 import sys
@@ -26,7 +27,9 @@ from loader import (
     BlockShuffle,
     DataLoader,
     DefaultBatcher,
+    DevicePrefetcher,
     FilesSource,
+    Filtered,
     ImageFolderSource,
     JSONLinesSource,
     Mapped,
@@ -255,6 +258,14 @@ def subset(folder: Path, first: int = 3) -> Subset:
     return Subset(PICTURES, [first, 0, 11, 7, 9, 5])
 
 
+def at_most(limit: int, record: Any) -> bool:
+    return record["label"] <= limit
+
+
+def filtered(folder: Path, limit: int = 3) -> Filtered:
+    return Filtered(PICTURES, functools.partial(at_most, limit))
+
+
 def mapped(folder: Path, bos: bool = True) -> Mapped:
     return Mapped(Texts(), [Tokenize(tokenizer=ByteTokenizer(bos=bos))])
 
@@ -293,6 +304,12 @@ def functions(seed: int = 6) -> list[Any]:
     ]
 
 
+def stream() -> DevicePrefetcher[Any]:
+    """A stream, whose document is one of a process: it is kept in a folder of its own."""
+    records = grain.MapDataset.range(33).map(lambda n: {"id": n * n}).to_iter_dataset()
+    return DevicePrefetcher(iter(records.batch(4)))
+
+
 KEPT: dict[str, Kept] = {
     "order-sequential": on(order=Sequential())("order", order=Shuffle(7)),
     "order-shuffle": on(order=Shuffle(7))("order.seed", order=Shuffle(8)),
@@ -329,6 +346,7 @@ KEPT: dict[str, Kept] = {
     "source-packed-concat": of(cut(mode="concat"), "data.pack.positions", True),
     "source-packed-segments": of(few_segments, "data.pack", 3),
     "source-subset": of(subset, "data.subset", 4),
+    "source-filtered": of(filtered, "data.filtered", 2),
     "source-mapped": of(mapped, "data.mapped", False, operators=[PadTokens("tokens", 32)]),
     "operators-images": on(PICTURES, operators=images())("operators", operators=images(2)),
     "operators-composed": on(PICTURES, operators=composed())("operators", operators=composed(0.3)),
@@ -354,6 +372,14 @@ def write(again: bool) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 path.write_text(json.dumps(document_of(kept.make(Path(folder))), indent=1) + "\n")
                 print(f"wrote {path.name}")
+    path = FOLDER / "stream" / "stream-0-of-1.json"
+    if again or not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        with stream() as batches:
+            for _ in range(STEP):
+                next(batches)
+            path.write_text(batches.file_for_checkpoint()[1])
+        print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,17 @@ for batch in loader:
 rows = loader._placing.placement.rows
 rows = None if rows is None else rows.tolist()
 total = jax.jit(lambda b: b["id"].sum())(loader.batch_at(1))  # a collective over what was placed
+
+# Evaluations, left by break, in a run that has begun: each is from step 0, and the run stays.
+first, evaluated = next(iter(loader)), []
+for _ in range(2):
+    for batch in loader.from_start():
+        evaluated.append(np.asarray(batch["id"].addressable_shards[0].data).tolist())
+        if len(evaluated) % 2 == 0:
+            break
+second = np.asarray(next(loader)["id"].addressable_shards[0].data).tolist()
 report({"shards": shards, "read": Source.read, "rows": rows,
+    "evaluated": evaluated, "second": second,
     "state": loader.get_state(), "total": int(total)})
 jax.distributed.shutdown()
 """
@@ -76,6 +86,9 @@ def test_two_processes_read_and_hold_their_rows_of_the_same_batches(name: str, t
                     np.testing.assert_array_equal(whole[step][leaf][eval(index)], data)
         assert result["state"] == results[0]["state"]
         assert result["total"] == whole[1]["id"].sum()
+        zero, one = (batch["id"][0][1] for batch in result["shards"][:2])
+        assert result["evaluated"] == [zero, one, zero, one]
+        assert result["second"] == one
         rows = range(16) if result["rows"] is None else result["rows"]
         if name in ("model over processes", "replicated", "a microbatch for each device"):
             assert list(rows) == list(range(16))

@@ -11,7 +11,7 @@ from loader import DataLoader, PadBatcher, Shuffle, StructuralConfig
 from loader.records.digest import content_key
 from loader.state.document import make_document
 from operators import RandomCrop
-from tests.state.kept_documents import FOLDER, KEPT, PICTURES, STEP, grain_dataset, make
+from tests.state.kept_documents import FOLDER, KEPT, PICTURES, STEP, grain_dataset, make, stream
 
 
 def kept(name: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def kept(name: str) -> dict[str, Any]:
 
 
 def test_there_is_a_document_of_every_kind_and_no_other():
-    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(KEPT)
+    assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(KEPT)
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -57,6 +57,16 @@ def test_every_field_of_a_kept_document_counts(name: str, tmp_path: Path):
         changed = {**body["fingerprint"], field: digest[::-1]}
         with pytest.raises(ValueError, match=rf"  {field}: saved digest {digest[::-1]}"):
             loader.set_state(make_document(**{**body, "fingerprint": changed}))
+
+
+def test_the_kept_document_of_a_stream_restores_and_the_same_batch_follows():
+    with stream() as batches:
+        batches.restore(FOLDER / "stream")
+        assert batches.get_state() == kept("stream/stream-0-of-1")["state"]
+        for number in range(STEP, 8):
+            assert next(batches)["id"].tolist() == [
+                n * n for n in range(4 * number, 4 * number + 4)
+            ]
 
 
 # Moves

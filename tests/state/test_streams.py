@@ -318,6 +318,12 @@ try:
     stream.restore(file.parent)
 except ValueError as error:
     seen += [stream.get_state()["at"], str(error)]
+for name in ("one", "one-v1/data"):  # what a single process has saved
+    stream = after(0, Counting())
+    try:
+        stream.restore(folder / name)
+    except ValueError as error:
+        seen += [stream.get_state()["at"], str(error)]
 report(seen)
 jax.distributed.shutdown()
 """
@@ -325,11 +331,18 @@ jax.distributed.shutdown()
 
 def test_each_of_two_processes_has_its_own_document(tmp_path: Path):
     script = f"import jax.experimental.multihost_utils\nFOLDER = {str(tmp_path)!r}\n" + TWO
+    alone = after(3, Counting("one"))
+    alone.save(tmp_path / "one")
+    ocp.save_checkpointables(str(tmp_path / "one-v1"), {"data": alone})
     for process, seen in enumerate(run_processes(script, 2, 1, tmp_path)):
-        *states, untouched, refusal = seen
+        states, (untouched, refusal, *others) = seen[:4], seen[4:]
         assert states == [{"at": 10 * (process + 1), "more": str(process)}] * 4
         assert untouched == 0
         assert "is no JSON" in refusal
+        assert others[::2] == [0, 0]
+        assert all(
+            "saved on 1 process(es), and here there are 2" in words for words in others[1::2]
+        )
     for name in ("own", "v1/data"):  # and one process is given neither half
         with pytest.raises(ValueError, match=r"saved on 2 process\(es\), and here there are 1"):
             after(0, Counting()).restore(tmp_path / name)

@@ -13,7 +13,7 @@ import numpy as np
 import loader.sources as sources
 from loader.batchers import DefaultBatcher, PadBatcher
 from loader.order.orders import BlockShuffle, Sequential, Shuffle
-from loader.sources import ArraySource, Mixture, Packed, RawArrays, index_lengths
+from loader.sources import ArraySource, Filtered, Mixture, Packed, RawArrays, index_lengths
 from loader.sources.mapped import Mapped
 
 Kinds = Mapping[str, Callable[..., Any]]
@@ -57,14 +57,24 @@ def _packed(
         raise ValueError(
             "lengths_cache has no effect beside tokens, which keeps them: leave it out"
         )
-    for key, path, suffix in (("tokens", tokens, ".bin"), ("lengths_cache", lengths_cache, ".npy")):
-        # A configuration writes no file that could be taken for code.
-        if path is not None and not path.endswith(suffix):
-            raise ValueError(f"{key} is a file that is written: give a name that ends in {suffix}")
+    _refuse_suffix("tokens", tokens, ".bin")
+    _refuse_suffix("lengths_cache", lengths_cache, ".npy")
     lengths = index_lengths(source, leaf, cache=lengths_cache, tokens=tokens)
     how: dict[str, Any] = {"leaf": leaf, "mode": mode, "fit": fit, "long": long}
     how |= {"most_segments": most_segments, "positions": positions, "pad_value": pad_value}
     return Packed(source, lengths, row_length, seed, tokens=tokens, cache_bytes=cache_bytes, **how)
+
+
+def _refuse_suffix(key: str, path: str | None, suffix: str) -> None:
+    """A configuration writes no file that could be taken for code."""
+    if path is not None and not path.endswith(suffix):
+        raise ValueError(f"{key} is a file that is written: give a name that ends in {suffix}")
+
+
+def _filtered(source: Any, keep: Callable[..., Any], index: str | None = None) -> Filtered:
+    """`keep = { ref = "my_module:is_long" }`; `index`, a file, is written if it is not there."""
+    _refuse_suffix("index", index, ".npy")
+    return Filtered(source, keep, index)
 
 
 def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = None) -> Mixture:
@@ -85,6 +95,7 @@ _AS_THEY_ARE = (
 _CLASSES = (Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher)
 KINDS: Kinds = {
     "ArraySource": _arrays,
+    "Filtered": _filtered,
     "Mixture": _mixture,
     "Packed": _packed,
     "RawArrays": _raw_arrays,

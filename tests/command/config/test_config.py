@@ -304,6 +304,27 @@ batch_size = 12
         assert loader.get_state()["fingerprint"] == packed.get_state()["fingerprint"]
 
 
+def test_a_source_is_filtered_by_a_function_of_the_folder(folder: Path):
+    (folder / "kept_lines.py").write_text(
+        "def is_even(record):\n    return int(record['text']) % 2 == 0\n"
+    )
+    (folder / "lines.txt").write_text("\n".join(map(str, range(11))))
+    (folder / "some.toml").write_text("""
+[[source]]
+kind = "TextLinesSource"
+paths = "lines.txt"
+[[source]]
+kind = "Filtered"
+keep = { ref = "kept_lines:is_even" }
+index = "kept.npy"
+[loader]
+batch_size = 6
+""")
+    batch = read_config("some.toml", ALL_KINDS).loader.host_batch_at(0)
+    assert batch["text"].tolist() == ["0", "2", "4", "6", "8", "10"]
+    assert np.load("kept.npy").tolist() == [0, 2, 4, 6, 8, 10]
+
+
 def test_a_folder_of_images_is_a_source(folder: Path):
     for name in ("dog/1.png", "cat/0.PNG", "dog/2.png"):
         (folder / "photos" / name).parent.mkdir(parents=True, exist_ok=True)

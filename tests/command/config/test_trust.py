@@ -130,5 +130,6 @@ def test_a_configuration_writes_no_file_that_could_be_code(key: str, words: str,
     np.save("tokens.npy", np.ones((4, 3), np.uint8))
     inner = 'source = { kind = "ArraySource", arrays = { tokens = "tokens.npy" } }'
     assert words in refusal("Packed", f"{inner}\nrow_length = 4\n{key}")
+    assert "in .npy" in refusal("Filtered", f"{inner}\nkeep = 1\nindex = 'a.py'")
     assert not (folder / "code.pyc").exists()
     assert not (folder / "a.py").exists()

@@ -180,9 +180,8 @@ def test_a_broken_executor_is_an_error_that_says_so(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     exits = Once("exit", 40, tmp_path, always=True)
     error = pytest.raises(RuntimeError, match="is broken, or was shut down: make a new one")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool, loader_of(On(pool), exits) as loader:
-        with error:
-            list(loader)
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool, error:
+        list(loader_of(On(pool), exits))
 
 
 def test_an_answer_that_does_not_come_has_a_deadline(tmp_path: Path) -> None:
