@@ -13,7 +13,7 @@ def shown(starts: range, end: int, what: str, progress: bool | None) -> Iterator
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=end)
+        task = bar.add_task(what, total=end - starts.start)
         for start in starts:
             yield start
-            bar.update(task, completed=min(start + starts.step, end))
+            bar.update(task, completed=min(start + starts.step, end) - starts.start)

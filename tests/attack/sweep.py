@@ -52,10 +52,15 @@ def _reset(it: Subject) -> None:
     it.move(it.loader.reset, it.run.fresh(), 0)
 
 
+def _of_another_size(it: Subject, **changes: Any) -> Subject:
+    size = it.case.batch_size
+    size = size + 1 if size < it.built.length else 1
+    return it.other(batch_size=size, place="none", microbatches=None, **changes)
+
+
 def _other(it: Subject) -> Subject:
     """A loader that counts in other steps, and is working ahead."""
-    size = it.case.batch_size
-    other = it.other(batch_size=size + 1 if size < it.built.length else 1, place="none")
+    other = _of_another_size(it)
     other.disturb = it.disturb
     other.loader.start()
     other.loader.get_state()  # the fingerprint is `first_state@`'s
@@ -64,8 +69,7 @@ def _other(it: Subject) -> Subject:
 
 def _foreign_state(it: Subject) -> dict[str, Any]:
     """A state in which steps count from somewhere else, or one of the start if `it` is there."""
-    size = it.case.batch_size
-    other = it.other(batch_size=size + 1 if size < it.built.length else 1, place="none", prefetch=0)
+    other = _of_another_size(it, prefetch=0)
     if (it.run.origin_step, it.run.origin_position) == (0, 0):
         next(other.loader.host_batches(), None)
     return other.loader.get_state()

@@ -1,7 +1,6 @@
 """A pass over some records of a source, which keeps what it has found block by block."""
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from loader.records.integers import Int64s
 from loader.sources.packing.kept_blocks import Block, Part
 from loader.sources.packing.packed_rows import packed_leaves, token_counts
 from loader.sources.packing.tokens_file import TokensFile
+from loader.sources.progress import shown
 from loader.sources.reading import read_rows
 
 _RECORDS_AT_ONCE = 256
@@ -52,7 +52,8 @@ def found_blocks(
 ) -> Iterator[tuple[int, int, list[np.ndarray]]]:
     """What is found of the records, block by block: (first, stop, arrays)."""
     first, arrays, size, began = records.start, [], 0, time.monotonic()
-    for start in _shown(records, progress):
+    starts = range(records.start, records.stop, _RECORDS_AT_ONCE)
+    for start in shown(starts, records.stop, "lengths of records", progress):
         stop = min(start + _RECORDS_AT_ONCE, records.stop)
         new = found(source, leaf, np.arange(start, stop))
         arrays += new
@@ -109,19 +110,3 @@ def is_true(source: Any, leaf: str, found: Found, block: Block) -> bool:
 def spread(values: Int64s, most: int) -> Int64s:
     """At most so many of these, evenly spread."""
     return values[:: -(-len(values) // most) or 1]
-
-
-def _shown(records: range, progress: bool | None) -> Iterator[int]:
-    """Where to read on, step by step, with a bar that moves along."""
-    starts = range(records.start, records.stop, _RECORDS_AT_ONCE)
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield from starts
-        return
-    from rich.console import Console  # only here: most runs show no bar
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("lengths of records", total=len(records))
-        for start in starts:
-            yield start
-            bar.update(task, completed=min(start + _RECORDS_AT_ONCE, records.stop) - records.start)
