@@ -65,8 +65,9 @@ def test_a_process_pool_gives_the_same_batches(pool: Executor, expected: list[An
         loader.seek(2)
         assert_same([next(loader)], batches[2:3])
     assert_same(batches, list(loader_of(None, count=large)))
-    assert max(sent) > 48_000  # the pipeline, at first
-    assert max(sent[8:]) < 1024, "bytes of a task"
+    whole = [size for size in sent if size >= 1024]
+    assert min(whole) > 48_000  # the pipeline, for each of the two workers, or a little more often
+    assert len(whole) <= 4
     assert sum(loader.stats().workers.values()) == len(batches) + 1
     with loader_of(On(pool), WhereIRun(), epochs=1) as loader:
         host = list(loader.host_batches())
@@ -81,7 +82,7 @@ def test_dask_gives_the_same_batches_and_listens_to_nobody_else(
     counting = Counting(dask)
     with loader_of(On(counting, ahead=4)) as loader:
         assert_same(list(loader), expected)
-    assert max(counting.sent[4:][4:]) < 1024
+    assert sum(size >= 1024 for size in counting.sent) <= 4
     for address in _listening():
         assert address == "127.0.0.1", f"something of this process listens on {address}"
 
