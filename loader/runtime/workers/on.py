@@ -5,6 +5,7 @@ pipeline, which it keeps for the steps that follow.
 """
 
 import collections
+import concurrent.futures
 import dataclasses
 import itertools
 import os
@@ -21,6 +22,8 @@ from loader.runtime.workers.kinds import Answer, RemoteKind, UnknownPipeline
 from loader.runtime.workers.parcels import packed_view, packed_whole, unpacked, unpacked_view
 from loader.runtime.workers.worker_loop import other_data, sendable
 from loader.state.fingerprint import data_digests
+
+_PATIENCE_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,21 +98,30 @@ class ExecutorCrew:
         return None
 
 
-@dataclasses.dataclass(frozen=True)
 class ExecutorJob:
     """A pipeline that workers know by two keys: that of its source, and that of the rest."""
 
-    executor: Executor
-    keys: tuple[str, str]
-    parcel: tuple[bytes, bytes, Any, int]
+    def __init__(
+        self, executor: Executor, keys: tuple[str, str], parcel: tuple[bytes, bytes, Any, int]
+    ) -> None:
+        self._executor = executor
+        self._keys = keys
+        self._parcel = parcel
+        self._whole: Future[Answer] | None = None  # the last task that had the parcel with it
 
     def submit(self, step: int, *, whole: bool = False) -> Future[Answer]:
+        if whole and self._whole is not None and not self._whole.done():
+            # One at a time: a worker that knows nothing is quick to say so of every step it gets.
+            concurrent.futures.wait([self._whole], timeout=_PATIENCE_S)
+            whole = False
         try:
-            return self.executor.submit(answer, *self.keys, step, *[self.parcel][:whole])
+            future = self._executor.submit(answer, *self._keys, step, *[self._parcel][:whole])
         except Exception as error:  # it was shut down, for example
-            future: Future[Answer] = Future()
+            future = Future()
             future.set_exception(error)
-            return future
+        if whole:
+            self._whole = future
+        return future
 
     def close(self) -> None:
         """Nothing to do: a helper thread cancels what is under way, or lets it be."""
