@@ -26,6 +26,7 @@ from typing import Any
 
 import bench_alone
 import bench_jpeg
+import bench_workers
 import bench_workloads
 from bench_contest import Facts, Result
 from bench_figures import Outcome, Reached, as_data, figures_of
@@ -40,6 +41,7 @@ WORKLOADS: dict[str, Workload] = {
     "arrayrecord": bench_workloads.arrayrecord,
     "zarr": bench_workloads.zarr,
     "jpeg": bench_jpeg.jpeg,
+    "workers": bench_workers.workers,
     "packing": bench_alone.packing,
     "overlap": bench_alone.overlap,
     "resume": bench_alone.resume,

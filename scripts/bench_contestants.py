@@ -83,12 +83,14 @@ def gristmill(
     source: Callable[[], Any],
     *,
     threads: int = 0,
+    workers: Any = None,
     order: Any = None,
     **settings: Any,
 ) -> Contestant:
     """This loader; host batches without a device, else placed ones."""
     of_order = f", {type(order).__name__}" if order is not None else ""
     name = f"gristmill{of_order}{f', Threads({threads})' if threads else ''}"
+    name += f", Processes({workers.count})" if workers is not None else ""
     name += ", prefetch=0" if settings.get("prefetch") == 0 else ""
 
     def make() -> Batches:
@@ -98,7 +100,7 @@ def gristmill(
             order=Shuffle(0) if order is None else order,
             epochs=None,
             remainder="carry",
-            workers=Threads(threads),
+            workers=Threads(threads) if workers is None else workers,
             mesh=mesh_of_all() if task.devices > 1 else None,
             **settings,
         )
@@ -106,6 +108,7 @@ def gristmill(
 
     # What it may have made before a turn begins: its prefetch, and a batch for each thread.
     ahead = settings.get("prefetch", 2) + max(1, threads) + 1
+    ahead += 0 if workers is None else workers.window()
     return Contestant(name, make, "gristmill", devices=task.devices, ahead=ahead)
 
 

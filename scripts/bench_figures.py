@@ -110,6 +110,7 @@ class Growth:
         return Reached(self.workload, named, f"≤ {self.at_most:g}", value, spread, met)
 
 
+_PYTHON = "workers, Python, batch 64"
 _DEVICE = "memory, one device, batch 256"
 _SCALE = ("scale, host, batch 250", "10^4 records", "10^9 records")
 FIGURES = (
@@ -126,6 +127,13 @@ FIGURES = (
     Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "random", "TensorStore", 8),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "limit", "one thread", 1.7),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "grain", "Grain at its best", 1.1),
+    Speed(_PYTHON, "gristmill, Processes(2)", "limit", "one thread", 1.6),
+    Speed(_PYTHON, "gristmill, Processes(2)", "grain", "Grain with two processes", 1.0),
+    Speed(_PYTHON, "gristmill, Processes(2)", "torch", "torch with two workers", 1.0),
+    Speed("workers, batches of 1 MiB", "gristmill, Processes(2)", "grain", "Grain's two", 5),
+    Speed("workers, batches of 16 MiB", "gristmill, Processes(2)", "grain", "Grain's two", 5),
+    Fact("workers, first batch", "over grain", 1.2),
+    Fact("workers, beside 5 ms of Python a step", "Processes(1), times the step alone", 1.1),
     Fact("packing", "file, time over memory", 2),
     Fact("packing", "kept, time over memory", 2),
     Fact("overlap", "prefetch=2, wall over the longer", 1.05),

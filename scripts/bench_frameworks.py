@@ -35,7 +35,7 @@ def framework_contestants(
     contestants += [
         Contestant(
             f"torch{', __getitems__' if by_batch else ''}, {count} workers",
-            functools.partial(_torch_batches, task, columns, by_batch, count),
+            functools.partial(torch_batches, task, columns, by_batch, count),
             "torch",
             "torch",
             task.devices,
@@ -96,7 +96,7 @@ class _ByBatch:
         return self._columns.take(np.array(indices))
 
 
-def _torch_batches(task: Task, columns: Columns, by_batch: bool, workers: int) -> Batches:
+def torch_batches(task: Task, columns: Columns, by_batch: bool, workers: int) -> Batches:
     torch: Any = importlib.import_module("torch")
     data: Any = importlib.import_module("torch.utils.data")
     loader = data.DataLoader(

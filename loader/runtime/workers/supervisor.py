@@ -119,9 +119,11 @@ class Supervisor:
                 self._start_missing()
                 self._take_orders()
                 self._hand_out()
-                for fd, _ in self._poll.poll(_TICK_S * 1000):
+                heard = [fd for fd, _ in self._poll.poll(_TICK_S * 1000)]
+                spoke = [self._by_fd.get(fd) for fd in heard]
+                for fd in heard:
                     self._heard(fd)
-                self._end_the_late()
+                self._end_the_late(spoke)
         except BaseException as caught:  # whoever waits for a batch must see it
             error = caught
             logger.exception("the thread that looks after worker processes has failed")
@@ -220,10 +222,12 @@ class Supervisor:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-    def _end_the_late(self) -> None:
+    def _end_the_late(self, spoke: list[WorkerProcess | None]) -> None:
+        """Replace who takes too long. Who has just spoken may have more to say: if this process
+        was stopped for a while, its answer may be there."""
         now = time.monotonic()
         for worker in self._workers:
-            if worker is None or worker.ready:
+            if worker is None or worker.ready or worker in spoke:
                 continue
             limit_s = self._timeout_s if worker.task is not None else START_TIMEOUT_S
             if now - worker.since > limit_s:

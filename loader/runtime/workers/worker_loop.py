@@ -1,5 +1,6 @@
 """What a worker process does: it keeps sources and pipelines, and answers with batches."""
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -9,7 +10,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -45,9 +46,8 @@ class WorkerLoop:
                 data, fds, _, _ = socket.recv_fds(self._line, _LONGEST_MESSAGE, 1)
             except ConnectionResetError:
                 data, fds = b"", []
-            if not data:  # the trainer has ended, or wants no more
-                sys.stdout.flush()
-                os._exit(0)
+            if not data:
+                _end()
             kind, *rest = pickle.loads(data)
             try:
                 answers[kind](fds[0], *rest)
@@ -55,7 +55,10 @@ class WorkerLoop:
                 os.close(fds[0])
 
     def _send(self, *message: Any) -> None:
-        self._line.send(pickle.dumps(message))
+        try:
+            self._line.send(pickle.dumps(message))
+        except (BrokenPipeError, ConnectionResetError):
+            _end()
 
     def _source(self, fd: int, old: list[int], number: int, begin: int, end: int) -> None:
         """Load a source; say what data it sees."""
@@ -87,6 +90,12 @@ class WorkerLoop:
         self._send("made", *place)
 
 
+def _end() -> NoReturn:
+    """The trainer has ended, or wants no more."""
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def _forget(things: dict[int, Any], numbers: list[int]) -> None:
     for number in numbers:
         things.pop(number, None)
@@ -101,7 +110,8 @@ class _ToTrainer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)[:_LONGEST_TEXT]
-        self._line.send(pickle.dumps(("log", record.name, record.levelno, text)))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._line.send(pickle.dumps(("log", record.name, record.levelno, text)))
 
 
 def other_data(here: Mapping[str, str] | None, there: Mapping[str, str] | None) -> str | None:
