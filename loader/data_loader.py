@@ -178,7 +178,7 @@ class DataLoader(
             cursor.agreed = True
         cursor.placed = placed
         place = functools.partial(self._placing.place, self.pipeline) if placed else None
-        at = cursor.step, self.prefetch, self._fingerprint, self._recorder.asked_again
+        at = cursor.step, self.prefetch, self._recorder.asked_again
         cursor.line = self._employer.line(self.pipeline, rows, place, *at)
         return cursor.line
 

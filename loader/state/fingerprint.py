@@ -72,21 +72,9 @@ class Fingerprint:
         self._labels = [operator.label for operator, _ in operators]
 
     @functools.cached_property
-    def _data(self) -> Mapping[str, Any]:
-        with _found_at("source.fingerprint()"):
-            return source_fingerprint(self._source)
-
-    @functools.cached_property
-    def of_data(self) -> dict[str, str] | None:
-        """A digest per field of the data as it was first seen, for workers to compare."""
-        try:
-            return _digests_of(self._data)
-        except Unseen:
-            return None
-
-    @functools.cached_property
     def _values(self) -> dict[str, Any]:
-        data = self._data
+        with _found_at("source.fingerprint()"):
+            data = source_fingerprint(self._source)
         if len(json.dumps(list(data))) > _LONGEST_FIELD_NAMES:
             return {"data": dict(data), **self._settings}
         return {**{f"data.{name}": value for name, value in data.items()}, **self._settings}
@@ -139,21 +127,6 @@ class Fingerprint:
         text = json.dumps(describe(self._values[field]))
         text = text if len(text) <= 100 else text[:97] + "..."
         return f"{digests} {self.digests[field]} ({text})"
-
-
-def data_digests(source: Any) -> dict[str, str] | None:
-    """A digest per field of what the source says of its data; None where it cannot be described.
-
-    Workers compare theirs with the trainer's.
-    """
-    try:
-        return _digests_of(source_fingerprint(source))
-    except Unseen:
-        return None
-
-
-def _digests_of(data: Mapping[str, Any]) -> dict[str, str]:
-    return {name: digest(value) for name, value in data.items()}
 
 
 def differing_fields(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,6 @@ from loader.runtime.line import Line
 from loader.runtime.workers.asking import Asking
 from loader.runtime.workers.kinds import Crew, RemoteKind, WorkerKind
 from loader.runtime.workers.parcels import refuse_what_cannot_travel
-from loader.state.fingerprint import Fingerprint
 
 
 class Employer:
@@ -33,7 +32,6 @@ class Employer:
         place: Callable[[Made], Made] | None,
         first: int,
         prefetch: int,
-        fingerprint: Fingerprint,
         asked_again: dict[str, int],
     ) -> Line[Made]:
         """The batches of a pipeline from a step on, made here or by the crew."""
@@ -41,7 +39,7 @@ class Employer:
         if isinstance(kind, RemoteKind):
             if self._crew is None or self._pid != os.getpid() or not self._crew.is_alive():
                 self._crew, self._pid = kind.begin(), os.getpid()
-            job = self._crew.job(pipeline, rows, fingerprint.of_data)
+            job = self._crew.job(pipeline, rows)
             asking = Asking(job, kind, pipeline, asked_again)
             make, on_stop = asking.make, asking.stop
         return Line(

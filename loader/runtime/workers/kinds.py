@@ -49,8 +49,8 @@ class Job(Protocol):
 class Crew(Protocol):
     """Workers that run."""
 
-    def job(self, pipeline: HostPipeline, rows: Int64s | None, data: Any) -> Job:
-        """Make ready to ask for steps. `data` is what `data_digests` says of the data here."""
+    def job(self, pipeline: HostPipeline, rows: Int64s | None) -> Job:
+        """Make ready to ask for steps."""
         ...
 
     def is_alive(self) -> bool:

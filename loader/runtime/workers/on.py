@@ -20,8 +20,8 @@ from loader.records.integers import Int64s, checked_int
 from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.workers.kinds import Answer, RemoteKind, UnknownPipeline
 from loader.runtime.workers.parcels import packed_view, packed_whole, unpacked, unpacked_view
-from loader.runtime.workers.worker_loop import other_data, sendable
-from loader.state.fingerprint import data_digests
+from loader.runtime.workers.same_data import other_data, seen_data
+from loader.runtime.workers.worker_loop import sendable
 
 _PATIENCE_S = 0.02
 
@@ -77,13 +77,14 @@ class ExecutorCrew:
         self._executor = executor
         self._name = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
-        self._source: tuple[Any, str, bytes] = (None, "", b"")
+        self._source: tuple[Any, str, bytes, Any] = (None, "", b"", None)
 
-    def job(self, pipeline: HostPipeline, rows: Int64s | None, data: Any) -> "ExecutorJob":
-        source, key, packed = self._source
+    def job(self, pipeline: HostPipeline, rows: Int64s | None) -> "ExecutorJob":
+        source, key, packed, data = self._source
         if source is not pipeline.source:
-            key, packed = self._key(), packed_whole(pipeline.source)
-            self._source = pipeline.source, key, packed
+            source = pipeline.source
+            key, packed, data = self._key(), packed_whole(source), seen_data(source)
+            self._source = source, key, packed, data
         view = packed_view(pipeline, rows)
         keys = key, self._key()
         return ExecutorJob(self._executor, keys, (packed, view, data, os.getpid()))
@@ -155,7 +156,7 @@ def _loaded(source: str, view: str, packed: bytes, rest: bytes, data: Any, train
         jax.config.update("jax_platforms", "cpu")  # an accelerator is the trainer's
     if source not in _sources:
         found = unpacked(packed)
-        if (words := other_data(data, data_digests(found))) is not None:
+        if (words := other_data(data, seen_data(found))) is not None:
             raise RuntimeError(f"the worker {socket.gethostname()}:{os.getpid()} {words}")
         _sources[source] = found
     _views[view] = known = unpacked_view(rest, _sources[source])

@@ -10,6 +10,7 @@ from loader.records.integers import Int64s, checked_int
 from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.workers.kinds import RemoteKind
 from loader.runtime.workers.parcels import packed_source, packed_view
+from loader.runtime.workers.same_data import seen_data
 from loader.runtime.workers.shared_memory import Parcel
 from loader.runtime.workers.supervisor import ProcessJob, Sent, Supervisor
 
@@ -62,16 +63,16 @@ class ProcessCrew:
         )
         self._supervisor.threads.start()
 
-    def job(self, pipeline: HostPipeline, rows: Int64s | None, data: Any) -> ProcessJob:
+    def job(self, pipeline: HostPipeline, rows: Int64s | None) -> ProcessJob:
         source = self._sent(pipeline.source)
         view = Sent(next(self._numbers), Parcel(pickle.dumps(packed_view(pipeline, rows))))
-        return ProcessJob(self._supervisor, source, view, data)
+        return ProcessJob(self._supervisor, source, view)
 
     def _sent(self, source: Any) -> Sent:
         for known, sent in self._sources:
             if known is source:
                 return sent
-        sent = Sent(next(self._numbers), Parcel(*packed_source(source)))
+        sent = Sent(next(self._numbers), Parcel(*packed_source(source)), seen_data(source))
         self._sources = [*self._sources, (source, sent)][-_SOURCES_KEPT:]
         return sent
 

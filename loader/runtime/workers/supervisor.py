@@ -22,8 +22,8 @@ from typing import Any
 from loader.runtime.helper_threads import HelperThreads
 from loader.runtime.host_pipeline import Made
 from loader.runtime.workers.kinds import Answer, WorkerLost
+from loader.runtime.workers.same_data import other_data
 from loader.runtime.workers.shared_memory import Parcel, Slots
-from loader.runtime.workers.worker_loop import other_data
 from loader.runtime.workers.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Sent:
 
     number: int
     parcel: Parcel
+    data: Mapping[str, str] | None = None  # of a source: what is seen of it here
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,7 +50,6 @@ class ProcessJob:
     supervisor: "Supervisor"
     source: Sent
     view: Sent  # all of the pipeline but its source, and the rows
-    data: Mapping[str, str] | None  # digests of the data that a worker must see
     closed: bool = False
 
     def submit(self, step: int, *, whole: bool = False) -> Future[Answer]:
@@ -204,7 +204,7 @@ class Supervisor:
 
     def _sees_the_data(self, worker: WorkerProcess, there: Mapping[str, str] | None) -> bool:
         """Whether a worker has loaded the data that is here; if not, its batches are refused."""
-        if (words := other_data(worker.job.data, there)) is None:
+        if (words := other_data(worker.job.source.data, there)) is None:
             return True
         self._refuse(worker, words)
         return False

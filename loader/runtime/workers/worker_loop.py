@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -18,7 +17,7 @@ from loader.records.integers import Int64s
 from loader.runtime.host_pipeline import HostPipeline
 from loader.runtime.workers import shared_memory
 from loader.runtime.workers.parcels import unpacked_view
-from loader.state.fingerprint import data_digests, differing_fields
+from loader.runtime.workers.same_data import seen_data
 
 _LONGEST_MESSAGE = 1 << 16
 _LONGEST_TEXT = 20_000
@@ -65,7 +64,7 @@ class WorkerLoop:
         _forget(self._sources, old)
         try:
             self._sources[number] = source = shared_memory.read_parcel(fd, begin, end)
-            self._send("loaded", data_digests(source))
+            self._send("loaded", seen_data(source))
         except Exception as error:  # it is the trainer's to raise
             text = "".join(traceback.format_exception(error))
             why = f"cannot load the source: {type(error).__name__}: {error}"
@@ -112,17 +111,6 @@ class _ToTrainer(logging.Handler):
         text = self.format(record)[:_LONGEST_TEXT]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._line.send(pickle.dumps(("log", record.name, record.levelno, text)))
-
-
-def other_data(here: Mapping[str, str] | None, there: Mapping[str, str] | None) -> str | None:
-    """That a worker sees other data than the trainer, in words; None if it does not."""
-    if here is None or there is None or here == there:
-        return None
-    fields = ", ".join(differing_fields(here, there))
-    return (
-        f"sees other data than the trainer: {fields} of its fingerprint differ. Has a file changed "
-        "since the loader was made, or is it another one there?"
-    )
 
 
 def sendable(error: Exception, worker: str) -> Exception:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from loader import ArraySource, DataLoader, Shuffle
+from loader import ArraySource, DataLoader, FilesSource, Shuffle
 from tests.data import unlike_records
 
 
@@ -71,6 +71,24 @@ class Slow:
     def map(self, record: Any) -> Any:
         time.sleep(self.seconds)
         return record
+
+
+class AnotherThere(FilesSource):
+    """Reads other files where it was unpickled, as where another disk is mounted."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.paths = [path.replace("here", "there") for path in self.paths]
+
+
+def another_there(folder: Path) -> AnotherThere:
+    """Eight files, one of which has another content elsewhere."""
+    for place in ("here", "there"):
+        (folder / place).mkdir()
+        for number in range(8):
+            text = f"{number:04d}" if (place, number) != ("there", 3) else "7777"
+            (folder / place / f"{number}.txt").write_text(text)
+    return AnotherThere(str(folder / "here" / "*.txt"))
 
 
 def loader_of(workers: Any, *operators: Any, count: int = 96, **arguments: Any) -> DataLoader:

@@ -12,9 +12,15 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from loader import ArraySource, DataLoader, FilesSource, On, Processes, Shuffle, Threads, WorkerLost
+from loader import ArraySource, DataLoader, On, Processes, Shuffle, Threads, WorkerLost
 from tests.data import unlike_records
-from tests.runtime.workers.pipelines import Once, WhereIRun, assert_same, loader_of
+from tests.runtime.workers.pipelines import (
+    Once,
+    WhereIRun,
+    another_there,
+    assert_same,
+    loader_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +166,8 @@ def test_an_error_of_an_operator_is_the_users(pool: Executor, tmp_path: Path) ->
 
 
 def test_a_worker_that_sees_other_data_is_refused_by_name(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{n}.txt" for n in range(8)]
-    for n, path in enumerate(paths):
-        path.write_text(f"{n:04d}")
     with ThreadPoolExecutor(1) as executor:
-        source = FilesSource([str(path) for path in paths])
-        loader = DataLoader(source, batch_size=4, workers=On(executor))
-        assert loader.get_state()  # the trainer has seen its data
-        paths[3].write_text("7777")
+        loader = DataLoader(another_there(tmp_path), batch_size=4, workers=On(executor))
         with pytest.raises(RuntimeError, match=r"the worker .* sees other data than the trainer"):
             next(loader.host_batches())
         loader.close()

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import pytest
 
-from loader import DataLoader, FilesSource, Processes, Threads, WorkerLost
+from loader import DataLoader, Processes, Threads, WorkerLost
 from tests.faults.table import Record
 from tests.runtime.workers.pipelines import (
     Once,
     Slow,
     WhereIRun,
+    another_there,
     assert_same,
     children,
     is_alive,
@@ -216,16 +217,10 @@ def test_what_workers_print_and_log_reaches_the_trainer(
 
 
 def test_a_worker_that_sees_other_data_is_refused_by_name(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{n}.txt" for n in range(8)]
-    for n, path in enumerate(paths):
-        path.write_text(f"{n:04d}")
-    source = FilesSource([str(path) for path in paths])
-    loader = DataLoader(source, batch_size=4, workers=Processes(1))
-    assert loader.get_state()  # the trainer has seen its data
-    paths[3].write_text("7777")
-    with pytest.raises(RuntimeError, match="worker 0 sees other data than the trainer"):
+    error = pytest.raises(RuntimeError, match="worker 0 sees other data than the trainer")
+    loader = DataLoader(another_there(tmp_path), batch_size=4, workers=Processes(1))
+    with loader, error:
         next(loader.host_batches())
-    loader.close()
 
 
 def test_a_slow_worker_does_not_hold_up_the_others(expected: list[Any]) -> None:
