@@ -53,11 +53,21 @@ class Asking:
         """Ask for what is not under way, and again for what was lost."""
         last, end = step + self._kind.window(self._answered), self._pipeline.plan.end
         for each in range(step, last if end is None else min(last, end)):
-            future = self._futures.get(each)
-            if future is not None and each > step and future.done():
-                self._answer(each)
+            if each > step:
+                self._look_at(each)
             if each not in self._futures:
                 self._futures[each] = self._job.submit(each)
+
+    def _look_at(self, step: int) -> None:
+        """A step that is not due yet is asked for again if it was lost. What ends the run waits
+        until the step is due."""
+        future = self._futures.get(step)
+        if future is None or not future.done() or future.cancelled():
+            return
+        error = future.exception()
+        last = self._costs.get(step, 0) + 1 >= self._kind.restarts
+        if isinstance(error, UnknownPipeline) or (isinstance(error, WorkerLost) and not last):
+            self._answer(step)
 
     def _awaited(self, step: int) -> Answer | None:
         """Wait for the answer; None where it must be asked for again."""

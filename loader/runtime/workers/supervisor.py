@@ -7,6 +7,7 @@ holds up nothing but that.
 """
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import os
@@ -280,10 +281,11 @@ class Supervisor:
         self._fail(error)
         workers = [worker for worker in self._workers if worker is not None]
         for worker in workers:
-            worker.socket.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # it has ended already
+                worker.socket.shutdown(socket.SHUT_RDWR)
         until = time.monotonic() + _GRACE_S
         for worker in workers:
-            worker.end(max(0.0, until - time.monotonic()) if worker.task is None else 0.0)
+            worker.end(max(0.0, until - time.monotonic()) if worker.ready else 0.0)
             if worker.task is not None and worker.task.future.set_running_or_notify_cancel():
                 worker.task.future.set_exception(error)
         self._slots.close()

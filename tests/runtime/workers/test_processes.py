@@ -147,6 +147,17 @@ def test_a_batch_that_costs_every_worker_ends_the_run_by_name(
             assert_same([next(loader)], expected[4:5])
 
 
+def test_a_batch_that_is_lost_early_ends_the_run_when_it_is_due(
+    tmp_path: Path, expected: list[Any]
+) -> None:
+    operator = Once("exit", int(expected[3]["id"][0]), tmp_path, always=True)
+    kind = Processes(2, ahead=6, restarts=1)
+    with loader_of(kind, operator, Slow(0.02)) as loader:
+        assert_same([next(loader), next(loader), next(loader)], expected[:3])
+        with pytest.raises(WorkerLost, match=r"batch 3 has cost 1 worker.*exit status 3"):
+            next(loader)
+
+
 def test_an_error_of_an_operator_is_the_users(tmp_path: Path) -> None:
     class Mine(LookupError):
         pass
