@@ -44,12 +44,7 @@ def refuse_unfit_stages(
     if isinstance(order, type) or not hasattr(order, "records"):
         raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
     order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
-    checked_int("prefetch", loader.prefetch, 0)
-    if not loader.prefetch and isinstance(loader.workers, RemoteKind):
-        raise ValueError(
-            "prefetch=0 makes each batch in this thread, when it is asked for, and "
-            f"{loader.workers} works ahead: give prefetch=1 or more, or leave out workers"
-        )
+    _check_prefetch(loader.prefetch, loader.workers)
     refuse_old_names(loader.batcher)
     if not loader.batcher.pads and plan.remainder != "drop":
         raise ValueError(
@@ -76,6 +71,14 @@ def refuse_unfit_stages(
         names = {name for r in rngs for name in r}
         if "default" not in names:  # which serves for any
             stage.ensure_rng_streams(sorted(names))
+
+
+def _check_prefetch(prefetch: Any, workers: WorkerKind) -> None:
+    if checked_int("prefetch", prefetch, 0) == 0 and isinstance(workers, RemoteKind):
+        raise ValueError(
+            "prefetch=0 makes each batch in this thread, when it is asked for, and "
+            f"{workers} works ahead: give prefetch=1 or more, or leave out workers"
+        )
 
 
 def _level_of_the_user() -> int:
