@@ -501,7 +501,8 @@ import numpy as np
 from loader import ArrayRecordSource
 source = ArrayRecordSource(sys.argv[1:])
 before = source.gather(np.arange(6)).tolist()
-list(source._files._threads().map(time.sleep, [0.1] * 16))  # all threads are there, and idle
+source._files._slow = True  # so that threads read, which a fork does not have
+source._files._threads().call(time.sleep, [0.1] * 16)  # all of them are there, and idle
 child = os.fork()
 if child == 0:
     signal.alarm(50)  # should it hang, it does not stay

@@ -9,6 +9,7 @@ import bisect
 import itertools
 import os
 import re
+import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from loader.records.integers import Int64s
+from loader.sources.array_record.at_once import AtOnce
 
 _FILES_AT_ONCE = 16  # of one batch, for storage that takes its time to answer
+_SLOW_S = 1e-3  # a file
 
 
 class RecordFiles:
@@ -50,7 +53,8 @@ class RecordFiles:
         self._readers: list[Any] = [None] * len(self.paths)
         # In another process the files may be copies, with other times: the counts are compared.
         self._versions: list[Any] = [None] * len(self.paths)
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._slow = False  # whether the storage takes its time to answer
+        self._pool: AtOnce | None = None
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -78,11 +82,15 @@ class RecordFiles:
                 for place, blob in zip(own.tolist(), read, strict=True):
                     blobs[place] = blob
 
-        shares = [places[n::_FILES_AT_ONCE] for n in range(min(len(places), _FILES_AT_ONCE))]
-        if len(shares) == 1:
-            read_files(shares[0])
-        else:
-            list(self._threads().map(read_files, shares))  # the list raises what they have raised
+        if self._slow and len(places) > 1:
+            shares = [places[n::_FILES_AT_ONCE] for n in range(min(len(places), _FILES_AT_ONCE))]
+            self._threads().call(read_files, shares)
+            return blobs
+        opened = all(self._readers[file] is not None for file in files[by_file])
+        began = time.perf_counter()
+        read_files(places)
+        # Where the storage answers at once, threads only cost.
+        self._slow = opened and time.perf_counter() - began > _SLOW_S * len(places)
         return blobs
 
     def _reader(self, file: int) -> Any:
@@ -100,10 +108,10 @@ class RecordFiles:
             )
         return reader
 
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._pool[0] != os.getpid():  # a fork has none of its threads
-            self._pool = os.getpid(), ThreadPoolExecutor(_FILES_AT_ONCE, "array-record")
-        return self._pool[1]
+    def _threads(self) -> AtOnce:
+        if self._pool is None or not self._pool.is_of_here():
+            self._pool = AtOnce(_FILES_AT_ONCE)
+        return self._pool
 
 
 def _count(path: str) -> tuple[int, int]:
