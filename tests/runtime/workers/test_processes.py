@@ -150,11 +150,15 @@ def test_a_batch_that_costs_every_worker_ends_the_run_by_name(
 def test_a_batch_that_is_lost_early_ends_the_run_when_it_is_due(
     tmp_path: Path, expected: list[Any]
 ) -> None:
-    operator = Once("exit", int(expected[3]["id"][0]), tmp_path, always=True)
-    kind = Processes(2, ahead=6, restarts=1)
-    with loader_of(kind, operator, Slow(0.02)) as loader:
-        assert_same([next(loader), next(loader), next(loader)], expected[:3])
-        with pytest.raises(WorkerLost, match=r"batch 3 has cost 1 worker.*exit status 3"):
+    operator = Once("exit", int(expected[2]["id"][0]), tmp_path, always=True)
+    kind = Processes(3, ahead=6, restarts=1)
+    with loader_of(kind, operator, Slow(0.02), epochs=1) as loader:
+        while len(loader.stats().workers) < 3:  # all have begun
+            loader.seek(3)
+            assert_same(list(loader), expected[3:12])
+        loader.seek(0)  # now the third dies while the first two work
+        assert_same([next(loader), next(loader)], expected[:2])
+        with pytest.raises(WorkerLost, match=r"batch 2 has cost 1 worker.*exit status 3"):
             next(loader)
 
 
