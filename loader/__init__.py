@@ -17,6 +17,7 @@ from loader.partition import PartitionAxis, PartitionManager
 from loader.records.errors import RowError
 from loader.records.masked_mean import masked_mean
 from loader.records.version import __version__ as __version__
+from loader.runtime.bad_records import Mask
 from loader.runtime.device_prefetcher import DevicePrefetcher
 from loader.runtime.epochs import Epoch
 from loader.runtime.workers.kinds import WorkerLost
@@ -82,6 +83,7 @@ __all__ = [
     "LoaderSave",
     "LogicalAxisSpec",
     "Mapped",
+    "Mask",
     "MeshSharder",
     "Mixture",
     "Msgpack",

@@ -9,7 +9,7 @@ import functools
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 from flax import nnx
@@ -20,9 +20,11 @@ from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import LoaderModuleConfig
 from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan, Remainder
+from loader.runtime.bad_records import Mask, checked_on_error
 from loader.runtime.by_number import BatchesByNumber
 from loader.runtime.cursor import Cursor
 from loader.runtime.epochs import Epoch, epochs_of
+from loader.runtime.filter_note import FilterNote
 from loader.runtime.from_start import FromStart, Loops
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
@@ -37,6 +39,7 @@ from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
 from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import knows_spec
+from loader.sources.retried import RETRIES
 from loader.state.agreement import agree_on_start
 from loader.state.fingerprint import Fingerprint
 from loader.state.resuming import mixture_at, resumed, state_at
@@ -53,6 +56,8 @@ class DataLoader(
     Batches go onto `mesh`, its data axes splitting the rows, or where `sharder` says; without
     either, onto the default device. A thread keeps `prefetch` of them ahead; 0 for no thread.
     `with_index="record"` adds a leaf of that name with the number of each record, -1 in padding.
+    With `on_error=Mask()` a bad record is a masked row. A read for which the storage fails is tried
+    again `retries` times.
     A loader is its own iterator: it goes on where it is, and starts again once it has ended.
     """
 
@@ -75,6 +80,8 @@ class DataLoader(
         sharder: SharderModule | None = None,
         workers: WorkerKind | None = None,
         prefetch: int = 2,
+        on_error: Mask | Literal["raise"] = "raise",
+        retries: int = RETRIES,
         config: LoaderModuleConfig | None = None,
         rngs: nnx.Rngs | None = None,
         name: str | None = None,
@@ -88,8 +95,9 @@ class DataLoader(
         self.sharder = chosen_sharder(mesh, sharder)
         self.workers = Threads() if workers is None else workers
         self.prefetch = prefetch
+        self.on_error, self.retries = on_error, retries
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
-        self._recorder, self._loops, self._employer = Recorder(), Loops(), Employer(self.workers)
+        self._begin_to_note()
         self._arrange(source, order, plan, microbatches, with_index)
         self._employer.refuse_what_cannot_travel(self.pipeline)
         if knows_spec(source):  # known without reading: what is wrong is said now
@@ -97,15 +105,23 @@ class DataLoader(
             if self.sharder is not None:
                 self.batch_spec()
 
+    def _begin_to_note(self, note: FilterNote | None = None) -> None:
+        """Set what a loader has of its own: what it has seen, and its workers."""
+        self._recorder = Recorder(checked_on_error(self.on_error), note)
+        self._loops, self._employer = Loops(), Employer(self.workers)
+
     def _arrange(self, source: Any, order: Order, plan: Plan, *layout: Any) -> None:
         """Put the stages together, with the keys of their draws."""
+        errors = {"masks": self.on_error != "raise", "retries": self.retries}
         bound = [operator.bound(place, self.rngs) for place, operator in enumerate(self.operators)]
         on_host = sum(operator.on == "host" for operator in self.operators)
-        pipeline = HostPipeline(source, order, plan, bound[:on_host], self.batcher, *layout)
+        pipeline = HostPipeline(
+            source, order, plan, bound[:on_host], self.batcher, *layout, **errors
+        )
         self._cursor = Cursor(pipeline)
         self._placing = Placing(pipeline, self.sharder, bound[on_host:])  # those come last
         keyed = [(o, one.key) for o, one in zip(self.operators, bound, strict=True)]
-        self._fingerprint = Fingerprint(source, order, keyed, self.batcher)
+        self._fingerprint = Fingerprint(source, order, keyed, self.batcher, **errors)
 
     # Iteration
 
@@ -154,6 +170,7 @@ class DataLoader(
             line = self._line(placed)
             ready = line.ready
             made = line.take(step)
+            self._recorder.bad.meet(made.bad)
             batch = self._placing.finish(made) if placed else made.batch
             self._count(step, made)
             self._recorder.delivered(asked, made, self._batch_bytes, ready)
@@ -287,8 +304,7 @@ class DataLoader(
         new = super().clone()
         pipeline = self.pipeline.replaced(batcher=new.batcher)
         new._cursor = Cursor(pipeline, self._cursor.step, self._cursor.ended)
-        new._recorder, new._loops = Recorder(self._recorder.note), Loops()
-        new._employer = Employer(self.workers)
+        new._begin_to_note(self._recorder.note)
         return new
 
     def copy(

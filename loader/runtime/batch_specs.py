@@ -11,6 +11,7 @@ import numpy as np
 
 from loader.batchers import BatcherModule
 from loader.records.errors import RowError
+from loader.records.integers import Int64s
 from loader.records.spec import (
     Spec,
     is_text,
@@ -22,7 +23,8 @@ from loader.records.spec import (
 )
 from loader.records.stacking import row_spec, zero_rows
 from loader.runtime.record_index import RecordIndex
-from loader.sources.reading import first_rows, locate, record_spec
+from loader.sources.reading import first_that_work, locate, read_rows, record_spec
+from loader.sources.retried import RETRIES, retried
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.transform import SpecUnknown, spec_after
 
@@ -37,17 +39,29 @@ class BatchSpecs:
         batcher: BatcherModule,
         microbatches: int | None,
         index: RecordIndex,
+        skip_bad: bool = False,
+        retries: int = RETRIES,
     ) -> None:
         self._source = source
         self._transforms = transforms
         self._batcher = batcher
         self._microbatches = microbatches
         self._index = index
+        self._skip_bad = skip_bad  # to see what records look like, take one that is not bad
+        self._retries = retries
         self.by_rows: dict[int, Any] = {}  # what `of_rows` has found
+
+    @functools.cached_property
+    def record(self) -> Spec:
+        """The spec of a record as it is read."""
+        return retried(lambda: record_spec(self._source), self._retries)
 
     @functools.cached_property
     def row(self) -> Spec:
         """The spec of a record after the host operators."""
+        return retried(self._row, self._retries)
+
+    def _row(self) -> Spec:
         with contextlib.suppress(SpecUnknown):
             return _with_texts(self._declared(try_zeros=True))
         # A real record must show it. Its error, if any, does not come with that of the zeros.
@@ -81,18 +95,26 @@ class BatchSpecs:
 
     def _first_row(self) -> Any:
         """The first record that is there, and that filters let pass, after the operators."""
-        for index, row in first_rows(self._source):
-            try:
-                rows, kept = apply_transforms(self._transforms, row, np.zeros(1, int))
-            except RowError as error:
-                record = locate(self._source, index)
-                raise ValueError(f"record {record}, read to see its shape: {error}") from error
-            if kept is None or kept.size:
+        shown = first_that_work(self._shown, len(self._source), skip_bad=self._skip_bad)
+        for _, rows in shown:
+            if rows is not None:
                 return rows
         raise ValueError(
             "none of the first records passes the filters, so the shape of a record is not known: "
             "give the operators after the filter an output_spec"
         )
+
+    def _shown(self, index: Int64s) -> Any:
+        """A record after the operators; None if it is filtered out."""
+        row, _ = read_rows(self._source, index)
+        if row is None:
+            return None
+        try:
+            rows, kept = apply_transforms(self._transforms, row, np.zeros(1, int))
+        except RowError as error:
+            record = locate(self._source, int(index[0]))
+            raise ValueError(f"record {record}, read to see its shape: {error}") from error
+        return rows if kept is None or kept.size else None
 
     def of_rows(self, rows: int) -> Any:
         """The spec of a batch of so many rows, before it is cut into microbatches."""

@@ -47,6 +47,7 @@ class FromStart:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         new = self.loader.clone()
         new._employer = Lent(self.loader._employer)
+        new._recorder.bad = self.loader._recorder.bad  # met in many passes, a record counts once
         new._move(self._plan, 0, from_the_start(new.pipeline.source))
         return new
 

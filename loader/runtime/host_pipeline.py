@@ -5,6 +5,7 @@ the same answer. The pipeline pickles.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,17 +17,25 @@ from loader.batchers import BatcherModule
 from loader.order.order_cache import OrderCache
 from loader.order.orders import Order
 from loader.order.plan import Plan
-from loader.records.errors import RowError
+from loader.records.errors import RowError, is_of_storage, operator_of
 from loader.records.integers import Int64s
 from loader.records.jax_settings import traced
 from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_leaves, refuse_unlike
 from loader.records.stacking import is_ragged, to_one_shape, zero_rows
+from loader.runtime.bad_records import BadRecord
 from loader.runtime.batch_specs import BatchSpecs, split
-from loader.runtime.blame import odd_record, with_record
+from loader.runtime.blame import odd_record, refuse_unlike_records, unlike_row, with_record
 from loader.runtime.record_index import RecordIndex
 from loader.sources.mapped import take_spent_ns
 from loader.sources.mixture.mixture import from_the_start
-from loader.sources.reading import is_thread_safe, locate, read_rows, varies_by_epoch
+from loader.sources.reading import (
+    is_thread_safe,
+    locate,
+    read_rows,
+    varies_by_epoch,
+    whereabouts,
+)
+from loader.sources.retried import RETRIES, retried
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 
 
@@ -38,14 +47,19 @@ class Made:
     start: int  # the first position of the whole batch
     stop: int
     applied: int  # rows here that are real
-    masked: int  # rows here that are padding, or filtered out
+    masked: int  # rows here that are padding, filtered out, or bad
     times_ns: dict[str, int]
     filtered: int = 0  # of the masked rows, those that are not padding
     by: str = ""  # the worker that has made it, if it has a name
+    bad: tuple[BadRecord, ...] = ()  # records that are masked because they are bad
 
 
 class HostPipeline:
-    """All that decides the batches: source, order, plan, host operators, batcher."""
+    """All that decides the batches: source, order, plan, host operators, batcher, error policy.
+
+    If it `masks`, a record that fails by itself is a masked row. `retries` is how often a read is
+    tried again when the storage has failed.
+    """
 
     def __init__(
         self,
@@ -56,6 +70,8 @@ class HostPipeline:
         batcher: BatcherModule,
         microbatches: int | None,
         with_index: str | None = None,
+        masks: bool = False,
+        retries: int = RETRIES,
     ) -> None:
         self.source = source
         self.order = order
@@ -64,13 +80,17 @@ class HostPipeline:
         self.batcher = batcher
         self.microbatches = microbatches
         self.with_index = with_index
+        self.masks = masks
+        self.retries = retries
         self.index = RecordIndex(source, with_index)
         # `process` counts what it makes, in whatever thread: a loader counts for itself.
         self._batcher = batcher if batcher.made_by == "collate" else batcher.clone()
         self._order = OrderCache(order, plan.num_records, plan.batch_size)
         by_collate = batcher.made_by == "collate"
         self._batch_of = self._batcher.collate if by_collate else self._batcher.batch_of
-        self.specs = BatchSpecs(source, self.transforms, self._batcher, microbatches, self.index)
+        self.specs = BatchSpecs(
+            source, self.transforms, self._batcher, microbatches, self.index, masks, retries
+        )
         self._varies_by_epoch = varies_by_epoch(source)
         self._all_rows = np.arange(plan.batch_size)
 
@@ -87,7 +107,7 @@ class HostPipeline:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: all but what is remembered."""
         names = ("source", "order", "plan", "transforms", "batcher", "microbatches", "with_index")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "masks", "retries")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -117,16 +137,65 @@ class HostPipeline:
     def make(self, step: int, rows: Int64s | None = None) -> Made:
         """The batch of this step, with its numbers."""
         try:
-            return self._made(step, rows)
+            if not self.masks:
+                return self._made(step, rows)
+            return self._made_with_mask(step, rows)
         except StopIteration as error:  # which would look like the end of the run
             raise RuntimeError(f"batch {step}: a source or an operator raised it") from error
 
-    def _made(self, step: int, rows: Int64s | None) -> Made:
+    def _made_with_mask(self, step: int, rows: Int64s | None) -> Made:
+        """The batch without the records that are bad, if there are any: those that fail alone."""
+        try:
+            return self._made(step, rows)
+        except Exception as error:
+            if is_of_storage(error):
+                raise
+            start, stop = self.plan.span(step)
+            wanted = self._all_rows if rows is None else rows
+            bad = np.zeros(len(wanted), bool)
+            found = []
+            for place in np.flatnonzero(wanted < stop - start).tolist():
+                if (one := self._tried(step, wanted[place : place + 1])) is not None:
+                    bad[place] = True
+                    found.append(one)
+            if not found:
+                error.add_note("(none of its records fails alone, so that none of them is masked)")
+                raise
+        return dataclasses.replace(self._made(step, rows, bad), bad=tuple(found))
+
+    def _tried(self, step: int, row: Int64s) -> BadRecord | None:
+        """Why no row can be made of the record of one row, all by itself; None if one can."""
+        start, stop = self.plan.span(step)
+        index, valid, spec = self._indices(start, stop, row), np.ones(1, bool), self.specs.row
+        stage = "read"
+        try:
+            rows, _ = self._read(step, index, valid)
+            if rows is not None and self.transforms:
+                stage = "operators"
+                rows = self._operated(rows, start + row, valid)
+        except Exception as error:
+            if is_of_storage(error):
+                raise
+            stage, words = operator_of(error) or stage, f"{type(error).__name__}: {error}"
+            if isinstance(error, RowError):
+                words = str(error).removeprefix(f"{stage}: ")
+            elif isinstance(error, SpecMismatch):
+                stage, words = "shape", str(error)
+        else:
+            stage, words = "shape", None if rows is None else unlike_row(rows, spec)
+        if words is None:
+            return None
+        return BadRecord(*whereabouts(self.source, int(index[0])), stage, words)
+
+    def _made(self, step: int, rows: Int64s | None, bad: np.ndarray | None = None) -> Made:
         start, stop = self.plan.span(step)
         wanted = self._all_rows if rows is None else rows
         valid = wanted < stop - start
+        if bad is not None:
+            valid &= ~bad
         asked = int(np.count_nonzero(valid))
-        indices = self._indices(start, stop, None if rows is None else rows[valid])
+        some = rows is not None or bad is not None
+        indices = self._indices(start, stop, wanted[valid] if some else None)
         numbers = self.index.of(indices, valid)
         take_spent_ns()  # by what was read outside of a batch
         began = time.perf_counter_ns()
@@ -182,7 +251,11 @@ class HostPipeline:
         if not indices.size:
             return None, indices
         try:
-            rows, there = read_rows(self.source, indices, ragged=bool(self.transforms))
+            ragged = bool(self.transforms)
+            read = functools.partial(read_rows, self.source, indices, ragged=ragged)
+            rows, there = retried(read, self.retries)
+            if self.masks and ragged and rows is not None:
+                refuse_unlike_records(rows, self.specs.record)
         except Exception as error:
             error.add_note(f"(while reading records {indices.tolist()} for batch {step})")
             raise

@@ -13,6 +13,7 @@ from loader.order.orders import Order
 from loader.order.plan import Plan
 from loader.records.integers import checked_int
 from loader.records.renamed import refuse_old_names
+from loader.runtime.bad_records import checked_on_error
 from loader.runtime.workers.kinds import RemoteKind, WorkerKind
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
@@ -45,12 +46,8 @@ def refuse_unfit_stages(
         raise TypeError(f"an order is an instance such as Shuffle(seed=0), got {order!r}")
     order.records(np.zeros(1, np.int64), plan.num_records)  # refuses lengths it cannot order
     _check_prefetch(loader.prefetch, loader.workers)
-    refuse_old_names(loader.batcher)
-    if not loader.batcher.pads and plan.remainder != "drop":
-        raise ValueError(
-            f"{type(loader.batcher).__name__} never pads, and remainder={plan.remainder!r} ends "
-            "with a batch that must be filled up: use remainder='drop', or PadBatcher()"
-        )
+    checked_int("retries", loader.retries, 0)
+    _refuse_unfit_batcher(loader.batcher, plan, masks=checked_on_error(loader.on_error) is not None)
     if plan.epochs is None and plan.remainder == "pad" and plan.batch_size > plan.num_records:
         warnings.warn(
             f"batch_size {plan.batch_size} is larger than the {plan.num_records} records of an "
@@ -67,8 +64,7 @@ def refuse_unfit_stages(
     if isinstance(loader.sharder, MeshSharder):
         loader.sharder.check_batch_size(plan.batch_size, microbatches)
     for stage in (loader.batcher, *operators):
-        rngs = [r for r in (loader.rngs, stage.rngs) if r is not None]
-        names = {name for r in rngs for name in r}
+        names = {name for rngs in (loader.rngs, stage.rngs) if rngs is not None for name in rngs}
         if "default" not in names:  # which serves for any
             stage.ensure_rng_streams(sorted(names))
 
@@ -78,6 +74,23 @@ def _check_prefetch(prefetch: Any, workers: WorkerKind) -> None:
         raise ValueError(
             "prefetch=0 makes each batch in this thread, when it is asked for, and "
             f"{workers} works ahead: give prefetch=1 or more, or leave out workers"
+        )
+
+
+def _refuse_unfit_batcher(batcher: BatcherModule, plan: Plan, *, masks: bool) -> None:
+    refuse_old_names(batcher)
+    name = type(batcher).__name__
+    if not batcher.pads and plan.remainder != "drop":
+        raise ValueError(
+            f"{name} never pads, and remainder={plan.remainder!r} ends "
+            "with a batch that must be filled up: use remainder='drop', or PadBatcher()"
+        )
+    if masks and not (batcher.pads and batcher.made_by == "collate"):
+        why = "defines process, which is not told of rows that are missing"
+        raise ValueError(
+            f"{name} {why if batcher.pads else 'never pads'}, and on_error=Mask(...) leaves out "
+            "bad records: use PadBatcher(), a batcher that defines collate(rows, valid), or "
+            "on_error='raise'"
         )
 
 

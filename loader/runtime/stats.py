@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from loader.runtime.bad_records import BadRecords, Mask
 from loader.runtime.filter_note import FilterNote
 from loader.runtime.host_pipeline import Made
 
@@ -36,6 +37,7 @@ class Stats:
     )
     workers: Mapping[str, int] = dataclasses.field(default_factory=dict)  # batches by each
     asked_again: Mapping[str, int] = dataclasses.field(default_factory=dict)  # steps, by reason
+    bad_records: int = 0  # different ones, whose rows are masked
 
     @property
     def rows_per_s(self) -> float:
@@ -69,6 +71,7 @@ class Stats:
             "waiting_ms_per_batch": self._ms_per_batch(self.waiting_s),
             "queue_depth": self.queue_depth,
             "masked_rows": float(self.masked_rows),
+            "bad_records": float(self.bad_records),
             **{f"{n}_ms_per_batch": self._ms_per_batch(s) for n, s in self.stages_s.items()},
         }
 
@@ -97,6 +100,7 @@ class Stats:
             f"{self.waiting_share:.1%} of the time, {self.queue_depth:.1f} batches ready; "
             f"ms per batch: {stages}{_in_words('batches by', self.workers)}"
             f"{_in_words('asked again', self.asked_again)}"
+            f"{f'; {self.bad_records} bad records' if self.bad_records else ''}"
         )
 
 
@@ -114,7 +118,8 @@ def _difference(later: Any, earlier: Any) -> Any:
 class Recorder:
     """Where a running loader notes what happens, in the consumer's thread alone."""
 
-    def __init__(self, note: FilterNote | None = None) -> None:
+    def __init__(self, on_error: Mask | None = None, note: FilterNote | None = None) -> None:
+        self.bad = BadRecords(on_error)
         self.note = FilterNote() if note is None else note
         self._stages_ns: dict[str, int] = dict.fromkeys(STAGES, 0)
         self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
@@ -155,4 +160,4 @@ class Recorder:
         batches, rows, masked, size, elapsed, waiting, depth = self._sums
         stages = {name: ns / 1e9 for name, ns in self._stages_ns.items()}
         sums = batches, rows, masked, size, elapsed / 1e9, waiting / 1e9, depth
-        return Stats(*sums, stages, dict(self._workers), dict(self.asked_again))
+        return Stats(*sums, stages, dict(self._workers), dict(self.asked_again), len(self.bad))

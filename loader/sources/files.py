@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from loader.records.errors import StorageError, errno_of
 from loader.records.integers import Int64s, checked_index, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.reading import sampled_fingerprint
@@ -61,9 +62,10 @@ class FilesSource(Source):
                 "convert it (iconv -f latin1 -t utf-8), or give text=False to have its bytes"
             ) from error
         except OSError as error:
-            raise ValueError(
+            raise StorageError(
                 f"cannot read record {record}, {path}: {error.strerror or error}; it was there "
-                "when the source was opened"
+                "when the source was opened",
+                errno_of(error),
             ) from error
 
     def record_spec(self) -> Spec:

@@ -1,6 +1,7 @@
 """A source seen through operators: for what must know its records before they are batched."""
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from loader.records.digest import digest
-from loader.records.errors import RowError
+from loader.records.errors import RowError, is_of_storage, mark_operator, operator_of
 from loader.records.integers import Int64s, checked_index
 from loader.records.jax_settings import traced
 from loader.records.spec import Spec
@@ -17,6 +18,7 @@ from loader.records.stacking import row_spec, stack, unstack
 from loader.sources.as_source import as_source
 from loader.sources.reading import (
     fingerprint,
+    first_that_work,
     locate,
     read_rows,
     record_numbers,
@@ -97,7 +99,9 @@ class Mapped(Source):
                 rows, _ = apply_transforms(stages, rows, indices)
         except RowError as error:
             record = locate(self._source, int(indices[error.row]))
-            raise ValueError(f"record {record}: {error}") from error.__cause__
+            named = ValueError(f"record {record}: {error}")
+            mark_operator(named, operator_of(error))
+            raise named from error.__cause__
         finally:
             _spent.ns = _spent_ns() + time.perf_counter_ns() - began
         return rows
@@ -113,9 +117,19 @@ class Mapped(Source):
             try:
                 spec = spec_after(stage.transform, stage.name, spec)
             except SpecUnknown:
-                shown = np.arange(min(len(self), _RECORDS_SHOWN))
-                spec = row_spec(self._after(self._stages[:place], shown))
+                spec = row_spec(self._shown(self._stages[:place]))
         return spec
+
+    def _shown(self, stages: Sequence[BoundTransform]) -> Any:
+        """The first records after some of the operators, without those that fail."""
+        try:
+            return self._after(stages, np.arange(min(len(self), _RECORDS_SHOWN)))
+        except Exception as error:
+            if is_of_storage(error):
+                raise
+            first = first_that_work(lambda index: self._after(stages, index), len(self))
+            found = [index for index, _ in itertools.islice(first, _RECORDS_SHOWN)]
+            return self._after(stages, np.concatenate(found))
 
     def fingerprint(self) -> dict[str, Any]:
         inner = fingerprint(self._source)

@@ -10,13 +10,14 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from loader.records.digest import content_key, qualified_name
+from loader.records.errors import is_of_storage
 from loader.records.foreign import in_numpy, is_foreign
 from loader.records.integers import Int64s
 from loader.records.memory import is_view
@@ -161,6 +162,20 @@ def locate(source: Any, record: int) -> str:
         return f"{number} ({source.locate(record)})"
 
 
+def whereabouts(source: Any, index: int) -> tuple[int | None, str]:
+    """What tells a record from all others: its number and where it comes from, as the source says.
+
+    The number is None, and the words alone tell it, where a row of a source that changes from epoch
+    to epoch is not one record.
+    """
+    with guarded(source):
+        where = source.locate(index) if hasattr(source, "locate") else ""
+        try:
+            return int(record_numbers(source, np.array([index]))[""][0]), where
+        except ValueError:
+            return None if where and varies_by_epoch(source) else index % len(source), where
+
+
 def record_numbers(source: Any, indices: Int64s) -> dict[str, Any]:
     """The numbers of the records at these indices, under "": whatever the epoch, the same ones.
 
@@ -180,13 +195,17 @@ def _owned(leaf: Any) -> Any:
 
 
 def record_spec(source: Any) -> Spec:
-    """The spec of one record: as the source says, else as its first record shows."""
+    """The spec of one record: as the source says, else as its first record shows.
+
+    A record that cannot be read shows nothing: that is an error where it is needed.
+    """
     if knows_spec(source):
         with guarded(source):
             return source.record_spec()
-    for index, rows in first_rows(source):
-        _refuse_other_when_read_again(source, index, rows)
-        return row_spec(rows)
+    for index, (rows, _) in first_that_work(functools.partial(read_rows, source), len(source)):
+        if rows is not None:
+            _refuse_other_when_read_again(source, int(index[0]), rows)
+            return row_spec(rows)
     raise ValueError(
         f"the first {min(len(source), _RECORDS_TRIED_FOR_A_SPEC)} records of the source are all "
         "filtered out, so the shape of a record is not known: give the source a record_spec() "
@@ -194,12 +213,28 @@ def record_spec(source: Any) -> Spec:
     )
 
 
-def first_rows(source: Any) -> Iterator[tuple[int, Any]]:
-    """The first records that are there, each as stacked rows of one, with its number."""
-    for index in range(min(len(source), _RECORDS_TRIED_FOR_A_SPEC)):
-        rows, _ = read_rows(source, np.array([index]))
-        if rows is not None:
-            yield index, rows
+def first_that_work(
+    make: Callable[[Int64s], Any], length: int, *, skip_bad: bool = True
+) -> Iterator[tuple[Int64s, Any]]:
+    """The first records, each as an array of its number, with what is made of it.
+
+    With `skip_bad`, those are left out of which nothing can be made. If there are only such, that
+    is what the first of them has raised.
+    """
+    first, found = None, False
+    for number in range(min(length, _RECORDS_TRIED_FOR_A_SPEC)):
+        index = np.array([number])
+        try:
+            made = make(index)
+        except Exception as error:
+            if not skip_bad or is_of_storage(error):
+                raise
+            first = first or error
+            continue
+        found = True
+        yield index, made
+    if first is not None and not found:
+        raise first
 
 
 def _refuse_other_when_read_again(source: Any, index: int, rows: Any) -> None:
@@ -278,12 +313,26 @@ def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any
     """Length, spec, and a digest of a few records spread over the source and of the extra ones."""
     length = len(source)
     indices = np.unique(np.array([*sampled_indices(length), *extra], np.int64))
-    rows, there = read_rows(source, indices, ragged=True)
+    return {"length": length, "spec": record_spec(source), "sample": _sample(source, indices)}
+
+
+def _sample(source: Any, indices: Int64s) -> str:
+    """A digest of some records. One that cannot be read, or is unlike the others, is no reason to
+    fail: it is an error, or a masked row, where it is in a batch."""
+
+    def read(some: Int64s) -> tuple[Any, np.ndarray | None] | None:
+        try:
+            return read_rows(source, some, ragged=True)
+        except Exception as error:
+            if is_of_storage(error):
+                raise
+            return None
+
+    if (sample := read(indices)) is None:
+        one_by_one = [read(np.array([number])) for number in indices.tolist()]
+        return content_key(["bad" if one is None else content_key(one) for one in one_by_one])
+    rows, there = sample
     if not getattr(source, "owned_rows", False) and (there is None or there[-1]):
         last = jax.tree.map(lambda leaf: leaf[-1:], rows)
         _refuse_other_when_read_again(source, int(indices[-1]), last)
-    return {
-        "length": length,
-        "spec": record_spec(source),
-        "sample": content_key((rows, there)),
-    }
+    return content_key((rows, there))

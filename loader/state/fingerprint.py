@@ -1,10 +1,10 @@
 """What decides the batches, so that a state is not restored where other batches would follow.
 
-One short digest per field: `data.*` from the source, `order`, `order.seed`, `operators` and
-`batcher`. `operators.0`, `operators.1` and so on only say which of the operators differ. What
-decides only the speed (workers, prefetch, mesh) is not part of it, nor are batch size, remainder,
-epochs and steps. Names of files and of private classes are not in it: a move of either changes
-nothing.
+One short digest per field: `data.*` from the source, `order`, `order.seed`, `operators`, `batcher`
+and, where bad records are masked, `on_error`. `operators.0`, `operators.1` and so on only say which
+of the operators differ. What decides only the speed (workers, prefetch, mesh) is not part of it,
+nor are batch size, remainder, epochs and steps. Names of files and of private classes are not in
+it: a move of either changes nothing.
 """
 
 import contextlib
@@ -17,9 +17,12 @@ from loader.batchers import BatcherModule
 from loader.order.orders import Order
 from loader.records.digest import Unseen, describe, digest
 from loader.sources.reading import fingerprint as source_fingerprint
+from loader.sources.retried import RETRIES, retried
 from loader.transforms.operator_module import OperatorModule
 
 _LONGEST_FIELD_NAMES = 160  # bytes of JSON: more than that, and the data is one field
+ON_ERROR = "on_error"
+_POLICIES = ("on_error='raise'", "on_error=Mask(...)")  # as the field is not there, or is
 _LONGEST = 700  # bytes of JSON: if it were longer, the operators are one field only
 
 
@@ -53,9 +56,12 @@ class Fingerprint:
         order: Order,
         operators: Sequence[tuple[OperatorModule, str]],
         batcher: BatcherModule,
+        masks: bool = False,
+        retries: int = RETRIES,
     ) -> None:
         # Described now, before running can change them; the data, which must be read, when asked.
         self._source = source
+        self._retries = retries
         described = []
         for place, (operator, key) in enumerate(operators):
             with _found_at(f"operators[{place}]"):
@@ -69,12 +75,14 @@ class Fingerprint:
         if (seed := of_order.get("fields", {}).pop("seed", None)) is not None:
             self._settings["order.seed"] = seed
         self._settings |= {"operators": described, "batcher": of_batcher}
+        if masks:  # without it, as in documents from before there was a choice: errors are raised
+            self._settings[ON_ERROR] = "mask"
         self._labels = [operator.label for operator, _ in operators]
 
     @functools.cached_property
     def _values(self) -> dict[str, Any]:
         with _found_at("source.fingerprint()"):
-            data = source_fingerprint(self._source)
+            data = retried(lambda: source_fingerprint(self._source), self._retries)
         if len(json.dumps(list(data))) > _LONGEST_FIELD_NAMES:
             return {"data": dict(data), **self._settings}
         return {**{f"data.{name}": value for name, value in data.items()}, **self._settings}
@@ -117,6 +125,9 @@ class Fingerprint:
             raise FingerprintMismatch(differing, lines)
 
     def _digests_in_words(self, field: str, saved: Mapping[str, str]) -> str:
+        if field == ON_ERROR and (field in saved) != (field in self._values):
+            here, there = (_POLICIES[field in each] for each in (self._values, saved))
+            return f"saved with {there}, here {here}: other rows would be masked"
         digests = f"saved digest {saved.get(field, 'absent')}, here"
         if field not in self._values:
             return f"{digests} absent"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from loader.records.errors import RowError
+from loader.records.errors import RowError, mark_operator
 from loader.records.integers import Int64s
 from loader.transforms.draws import Uniforms, draw
 from loader.transforms.numpy_or_jax import in_numpy
@@ -43,8 +43,11 @@ class BoundTransform:
         try:
             return call(self.transform, rows, draws, valid)
         except RowError as error:
-            raise RowError(error.row, f"{self.name}: {error}") from error.__cause__
+            named = RowError(error.row, f"{self.name}: {error}")
+            mark_operator(named, self.name)
+            raise named from error.__cause__
         except Exception as error:
+            mark_operator(error, self.name)
             where = "" if self.place is None else f"operators[{self.place}], "
             error.add_note(f"(in {where}{self.name})")
             raise
@@ -64,7 +67,7 @@ def apply_transforms(
             result = stage.call(rows, stage.draw(positions))
         except RowError as error:
             row = error.row if kept is None else int(kept[error.row])
-            raise RowError(row, str(error)) from error.__cause__
+            raise error.at(row) from error.__cause__
         if not filters(stage.transform):
             rows = in_numpy(checked_rows(stage.name, result, len(positions)))
             continue
@@ -111,7 +114,7 @@ def _by_few_rows(group: Sequence[BoundTransform], rows: Any, positions: Int64s) 
             try:
                 part = stage.call(part, None if drawn is None else drawn[some])
             except RowError as error:
-                raise RowError(start + error.row, str(error)) from error.__cause__
+                raise error.at(start + error.row) from error.__cause__
             part = checked_rows(stage.name, part, min(size, count - start))
         if size >= count:
             return part

@@ -48,9 +48,9 @@ def test_an_interrupt_leaves_no_lock_behind(full: bool) -> None:
 
     before = signal.signal(signal.SIGALRM, interrupt)
     interrupts, until = 0, time.monotonic() + (20 if full else 1)
+    found: list[int] = []
     try:
         while time.monotonic() < until:
-            found: list[int] = []
             try:
                 signal.setitimer(signal.ITIMER_REAL, random_.uniform(1e-5, 3e-4))
                 while True:

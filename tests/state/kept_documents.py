@@ -33,6 +33,7 @@ from loader import (
     ImageFolderSource,
     JSONLinesSource,
     Mapped,
+    Mask,
     Mixture,
     Msgpack,
     Packed,
@@ -321,6 +322,7 @@ KEPT: dict[str, Kept] = {
     "batcher-default": on(batcher=DefaultBatcher(collate_fn=first_half), remainder="drop")(
         "batcher", batcher=DefaultBatcher(), remainder="drop"
     ),
+    "on-error-mask": on(on_error=Mask(log=None))("on_error", on_error="raise"),
     "source-arrays": of(lambda folder, count=23: unlike_records(count), "data.length", 24),
     "source-array-record": of(records, "data.length", (9, 13)),
     "source-msgpack": of(packed_maps, "data.sample", 1),

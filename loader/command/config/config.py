@@ -174,6 +174,7 @@ def _common(
             reader.note((*where, place), one_line(error))
             return None
     means = {"workers": Threads(settings.threads), "prefetch": settings.prefetch}
+    means |= {"on_error": settings.on_error, "retries": settings.retries}
     return {"source": source, "operators": made, "batch_size": settings.batch_size, **means}
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import loader.sources as sources
 from loader.batchers import DefaultBatcher, PadBatcher
 from loader.order.orders import BlockShuffle, Sequential, Shuffle
+from loader.runtime.bad_records import Mask
 from loader.sources import ArraySource, Filtered, Mixture, Packed, RawArrays, index_lengths
 from loader.sources.mapped import Mapped
 
@@ -88,6 +89,13 @@ def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = Non
     return Mixture(pairs, seed, length=length)
 
 
+def _mask(most: int = 100, log: str | None = "bad_records.jsonl") -> Mask:
+    """As the class, but a configuration writes no file that could be taken for code."""
+    if log is not None and not log.endswith(".jsonl"):
+        raise ValueError("log is a file that is written: give a name that ends in .jsonl")
+    return Mask(most, log)
+
+
 _AS_THEY_ARE = (
     *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
     *("ImageFolderSource", "JSONLinesSource", "TokenWindows"),
@@ -96,6 +104,7 @@ _CLASSES = (Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatche
 KINDS: Kinds = {
     "ArraySource": _arrays,
     "Filtered": _filtered,
+    "Mask": _mask,
     "Mixture": _mixture,
     "Packed": _packed,
     "RawArrays": _raw_arrays,

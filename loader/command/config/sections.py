@@ -15,7 +15,9 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from loader.command.config.calls import MISSING, Reader
 from loader.order.plan import Remainder
+from loader.runtime.bad_records import checked_on_error
 from loader.sharding.mesh_sharder import MeshSharder
+from loader.sources.retried import RETRIES
 
 
 def _refuse_less(settings: Any, **least: int) -> None:
@@ -37,9 +39,13 @@ class LoaderSettings:
     with_index: str | None = None
     threads: int = 0
     prefetch: int = 2
+    on_error: Any = "raise"
+    retries: int = RETRIES
 
     def __post_init__(self) -> None:
         _refuse_less(self, batch_size=1, epochs=1, microbatches=1, steps=0, threads=0, prefetch=0)
+        _refuse_less(self, retries=0)
+        checked_on_error(self.on_error)
 
 
 def _task(kind: str, settings: dict[str, Any]) -> dict[str, Any]:

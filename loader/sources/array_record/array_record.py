@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from loader.records.digest import describe
+from loader.records.errors import StorageError
 from loader.records.integers import Int64s, refuse_outside
 from loader.records.stacking import stack
 from loader.sources.array_record.parsers import RawArrays
@@ -84,7 +85,8 @@ class ArrayRecordSource(Source):
             try:
                 attempt(number)
             except Exception as single:
-                return ValueError(
+                kind = StorageError if isinstance(single, StorageError) else ValueError
+                return kind(
                     f"cannot {verb} record {number} ({self.locate(number)}): "
                     f"{type(single).__name__}: {single}"
                 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.records.errors import StorageError
 from loader.records.integers import Int64s
 from loader.sources.array_record.at_once import AtOnce
 
@@ -100,9 +101,10 @@ class RecordFiles:
 
     def _opened(self, file: int) -> Any:
         path, version = self.paths[file], self._versions[file]
+        now = _version(path)  # first: that a file is gone is not the fault of its records
         reader, wanted = _open(path), self._ends[file] - int(self.firsts[file])
-        if reader.num_records() != wanted or version not in (None, _version(path)):
-            raise ValueError(
+        if reader.num_records() != wanted or version not in (None, now):
+            raise StorageError(
                 f"{path} is not the file of {wanted} records that was there when the source was "
                 "made: make the source again"
             )

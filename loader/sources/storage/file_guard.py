@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from loader.records.errors import StorageError
+
 
 class FileGuard:
     """An open file, with the size and time of change that it had when it was opened."""
@@ -27,7 +29,7 @@ class FileGuard:
         """Raise `ValueError` if the file has become shorter since it was opened."""
         size = os.fstat(self.descriptor).st_size
         if size < self.size:
-            raise ValueError(
+            raise StorageError(
                 f"{self.path} had {self.size} bytes when it was opened and has {size} now: it is "
                 "being written anew; wait for that, and open the source again"
             )
@@ -51,7 +53,7 @@ def refuse_cut_map(array: np.ndarray, end: int) -> None:
     """Raise `ValueError` if the file under a memory map has become shorter than this."""
     mapped = _map_under(array)  # None in another process, which has a copy
     if mapped is not None and mapped.size() < end:
-        raise ValueError(
+        raise StorageError(
             f"the file of a memory map has {mapped.size()} bytes, and {end} were mapped: it was "
             "cut off, or is being written anew; wait for that, and map it again"
         )

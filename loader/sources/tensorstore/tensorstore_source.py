@@ -9,6 +9,7 @@ With an order that uses up a chunk before it goes on, each is read once:
 """
 
 import contextlib
+import errno
 import math
 import os
 import threading
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
+from loader.records.errors import StorageError
 from loader.records.integers import Int64s, checked_int, refuse_outside
 from loader.records.memory import take_rows
 from loader.records.spec import Spec, named_leaves
@@ -30,6 +32,12 @@ from loader.sources.tensorstore.slabs import Slabs, slots_within
 
 # Whole slabs are read for at most so many times the rows asked for.
 _SPARSE = 16
+# What TensorStore says where the storage does not answer, or not now, in place of an OSError. It
+# has tried again itself by then, if it is a server.
+_OF_STORAGE = {
+    *("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"),
+    *("UNAUTHENTICATED", "UNAVAILABLE"),
+}
 
 
 class TensorStoreSource(Source):
@@ -182,10 +190,13 @@ class TensorStoreSource(Source):
         try:
             yield
         except (ValueError, NotImplementedError) as error:
-            raise ValueError(
+            message = (
                 f"cannot read records {min(rows)} to {max(rows)} of {self.paths[leaf]}: "
                 f"{reason(error)}. Restore that part of the array, or write it again"
-            ) from error
+            )
+            if str(error).partition(":")[0] in _OF_STORAGE:
+                raise StorageError(message, errno.EIO) from error
+            raise ValueError(message) from error
 
     def record_spec(self) -> Spec:
         leaves = [

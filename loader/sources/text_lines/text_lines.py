@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from loader.records.errors import StorageError
 from loader.records.integers import Int64s, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.reading import sampled_fingerprint
@@ -86,8 +87,8 @@ class TextLinesSource(Source):
             "if it is compressed"
         )
 
-    def _out_of_date(self, file: int) -> ValueError:
-        return ValueError(
+    def _out_of_date(self, file: int) -> StorageError:
+        return StorageError(
             f"lines of {self.paths[file]} do not end where the index says: the file has changed "
             f"since, or the index is damaged; delete the index, {self._index}, and open the source "
             "again"

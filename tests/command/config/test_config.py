@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import ArraySource, BlockShuffle, DataLoader, Mixture, Packed, Shuffle
+from loader import ArraySource, BlockShuffle, DataLoader, Mask, Mixture, Packed, Shuffle
 from loader.command.config.config import read_config
 from loader.command.config.problems import ConfigError
 from loader.command.main import ALL_KINDS
@@ -99,6 +99,24 @@ def test_values_of_the_file_can_be_given_otherwise(folder: Path):
     config = read_config("some.toml", ALL_KINDS, ["loader.batch_size=8", "loader.epochs=endless"])
     assert config.loader.plan.batch_size == 8
     assert config.loader.plan.end is None
+
+
+def test_a_file_says_what_becomes_of_bad_records(folder: Path):
+    mask = 'batch_size = 16\non_error = { kind = "Mask", most = 7, log = "bad.jsonl" }\nretries = 1'
+    (folder / "some.toml").write_text(GOOD.replace("batch_size = 16", mask) + TRAIN)
+    config = read_config("some.toml", ALL_KINDS)
+    assert config.held_out is not None
+    for loader in (config.loader, config.held_out):
+        assert (loader.on_error, loader.retries) == (Mask(7, "bad.jsonl"), 1)
+    for key, words in (
+        ('on_error = "mask"', "on_error must be 'raise' or"),
+        ('on_error = { kind = "Mask", log = "conftest.py" }', "ends in .jsonl"),
+        ('on_error = { kind = "Mask", most = -1 }', "most must be"),
+        ("retries = -1", "retries must be at least 0"),
+    ):
+        ((line, message),) = problems(GOOD.replace("epochs = 2", key))
+        assert line == 24
+        assert words in message
 
 
 BROKEN = {
