@@ -27,6 +27,7 @@ from tests.attack.sweep import AT_LINE, at_line, sweep
 
 DEADLINE_S = 30.0
 _THREADS_END_S = 10.0
+_SLOW_WORKERS = 5  # times the deadline: each loader starts processes of its own
 _LAST_BATCHES = 25
 _SWEPT = {"arrays", "plain", "gathering", "gaps", "windows", "mapped", "mixture"}
 
@@ -75,6 +76,7 @@ def run(case: Case, counts: Counts | None = None, seconds: float = DEADLINE_S) -
     # How often threads take turns: another one in each case.
     sys.setswitchinterval(random.Random(case.seed).choice([1e-6, 1e-5, 1e-4, 5e-3]))
     try:
+        seconds *= _SLOW_WORKERS if case.workers == "processes" else 1
         with deadline(seconds), tempfile.TemporaryDirectory() as folder:
             it = Subject(Built(case, Path(folder)), Path(folder), counts)
             try:
@@ -181,7 +183,7 @@ def attack_at_lines(
     with quiet():
         while found is None and (left := end - time.monotonic()) > 0:
             case = random_case(numbers.randrange(2**48))
-            if case.source in _SWEPT:
+            if case.source in _SWEPT and case.workers != "processes":
                 with deadline(left + 60):
                     found = sweep(case, counts, left, numbers, every)
     return found

@@ -13,6 +13,8 @@ from tests.attack.pipelines import (
     ORDERS,
     PLACES,
     REMAINDERS,
+    REMOTE,
+    WORKERS,
     Case,
     first_operators,
 )
@@ -30,6 +32,7 @@ _LEAVES = {
     "mapped": {"padded"},
 }
 _PACKED = ("packed", "joined")
+_WORKERS = {"one": 4, "executor": 2, "processes": 0.03}  # processes take seconds to start
 _DEVICE_SHARE = 0.06  # of pipelines with device operators, which have to be compiled
 _WEIGHTS = {"signals": 4, "interrupt": 4, "restore": 3, "take": 2}
 
@@ -44,6 +47,10 @@ def random_case(seed: int) -> Case:
     on_device = any(OPERATORS[name].on == "device" for name in operators)
     remainder = numbers.choice(REMAINDERS)
     batcher = _batcher(source, operators, remainder, numbers)
+    bad = source == "bad" or "refuse" in operators
+    masks = bad or (source != "broken" and batcher == "pad" and numbers.random() < 0.1)
+    kinds = [name for name in WORKERS if source != "broken" or name not in REMOTE]
+    workers = numbers.choices(kinds, [_WORKERS.get(name, 1) for name in kinds])[0]
     place = numbers.choice(["none", *PLACES])
     by = PLACES[place].by
     most = min(least, 16) if remainder == "drop" else 16
@@ -70,8 +77,9 @@ def random_case(seed: int) -> Case:
         operators=operators,
         batcher=batcher if not on_device else "pad",
         place=place,
-        threads=numbers.choice([1, 1, 2, 3, 0]),
-        prefetch=numbers.choice([2, 2, 0, 1, 3]),
+        workers=workers,
+        prefetch=numbers.choice([2, 2, 1, 3] if workers in REMOTE else [2, 2, 0, 1, 3]),
+        masks=masks,
         moves=tuple((name, numbers.randrange(10**6)) for name in chosen),
     )
 
@@ -101,6 +109,8 @@ def _operators(source: str, numbers: random.Random) -> tuple[str, ...]:
         return (*first, *chosen, *(["constant"] if numbers.random() < 0.2 else []))
     fitting = [n for n, kind in OPERATORS.items() if kind.needs in {*leaves, ""}]
     host = [name for name in fitting if OPERATORS[name].on == "host"]
+    if source == "broken":
+        host.remove("refuse")  # its failures are not to be masked
     chosen = [numbers.choice(host) for _ in range(numbers.choice([0, 0, 1, 2, 3]))]
     if source in HAS_GAPS and numbers.random() < 0.4:
         chosen.append("keep")  # two kinds of gaps at once
@@ -120,5 +130,7 @@ def _batcher(
     source: str, operators: tuple[str, ...], remainder: str, numbers: random.Random
 ) -> str:
     batcher = numbers.choice(["pad", "pad", *BATCHERS])
+    if source == "bad" or "refuse" in operators:
+        return "pad"
     gaps = source in HAS_GAPS or "keep" in operators
     return "pad" if batcher == "default" and (remainder != "drop" or gaps) else batcher

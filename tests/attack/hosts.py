@@ -49,11 +49,11 @@ def change_hosts(numbers: random.Random, folder: Path, counts: Counts) -> None:
         epochs=2,
         batch_size=8,
         place=numbers.choice(["eight", "four_two", "two_two_two", "by_rule"]),
-        threads=numbers.randrange(3),
+        workers=numbers.choice(["none", "one", "two"]),
     )
     first, second = numbers.sample([1, 2, 4], 2)
     (place,) = _positions(case, folder, first, numbers.randrange(1, 5))
-    later = dataclasses.replace(case, batch_size=numbers.choice([8, 16]), threads=1)
+    later = dataclasses.replace(case, batch_size=numbers.choice([8, 16]), workers="one")
     (end,) = _positions(later, folder, second, 1000)
     require(end[1] > place[1], f"{case}: from {place} to {end}")
     counts.pipelines += 2

@@ -25,8 +25,8 @@ def kill_and_resume(numbers: random.Random, folder: Path, counts: Counts) -> Non
         remainder=numbers.choice(["pad", "carry"]),
         epochs=2,
         batch_size=numbers.randrange(1, 4),
-        threads=numbers.randrange(3),
-        prefetch=numbers.randrange(3),
+        workers=numbers.choice(["one", "two", "executor", "processes"]),
+        prefetch=numbers.randrange(1, 3),
     )
     if case.source == "lines":
         case = dataclasses.replace(case, operators=("tokenize", "pad_tokens"))
@@ -38,7 +38,7 @@ def kill_and_resume(numbers: random.Random, folder: Path, counts: Counts) -> Non
     child.communicate()
     counts.kills += 1
     resumed = dataclasses.replace(
-        case, batch_size=numbers.randrange(1, 6), threads=3 - case.threads
+        case, batch_size=numbers.randrange(1, 6), workers=numbers.choice(["three", "executor"])
     )
     child = _start(resumed, folder)
     said, errors = child.communicate(timeout=60)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.attack.interrupts import AtLine, BySignal
 from tests.attack.oracle import Violation, require
-from tests.attack.pipelines import PLACES, REMAINDERS
+from tests.attack.pipelines import PLACES, REMAINDERS, REMOTE, WORKERS
 from tests.attack.sources import Broken, NotReady
 from tests.attack.subject import Subject
 
@@ -136,13 +136,17 @@ def one_epoch(it: Subject, numbers: Numbers) -> Moved:
 # States
 
 
+def _other_workers(it: Subject, numbers: Numbers) -> dict[str, Any]:
+    local = isinstance(it.built.source, Broken)  # what is healed here is not healed in a copy
+    kinds = [name for name in WORKERS if name != "processes" and not (local and name in REMOTE)]
+    workers = numbers.choice(kinds)
+    return {"workers": workers, "prefetch": numbers.randrange(workers in REMOTE, 4)}
+
+
 def _other_settings(it: Subject, numbers: Numbers) -> dict[str, Any]:
     """Settings that may change between save and restore."""
     length, case = it.built.length, it.case
-    changes: dict[str, Any] = {
-        "threads": numbers.randrange(4),
-        "prefetch": numbers.randrange(4),
-    }
+    changes: dict[str, Any] = _other_workers(it, numbers)
     if numbers.random() < 0.5:
         changes["epochs"] = numbers.choice([1, 2, 3, 4, None])
     if numbers.random() < 0.5 and case.batcher != "default":
@@ -217,7 +221,7 @@ def clone(it: Subject, numbers: Numbers) -> Moved:
 
 def two(it: Subject, numbers: Numbers) -> Moved:
     """Two loaders over one source at once."""
-    new = it.other(threads=numbers.randrange(4), prefetch=numbers.randrange(4))
+    new = it.other(**_other_workers(it, numbers))
     return _in_turns(it, new, numbers)
 
 

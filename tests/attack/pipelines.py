@@ -6,6 +6,7 @@ A new order, operator, batcher or place is one line in its table; a source is on
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ from loader import (
     BlockShuffle,
     DataLoader,
     DefaultBatcher,
+    Mask,
     MeshSharder,
+    On,
     PadBatcher,
+    Processes,
     Sequential,
     Shuffle,
     Threads,
 )
+from loader.runtime.workers.kinds import WorkerKind
 from operators import (
     Cast,
     CenterCrop,
@@ -70,7 +75,8 @@ class Case:
     operators: tuple[str, ...] = ()
     batcher: str = "pad"
     place: str = "none"
-    threads: int = 1
+    workers: str = "one"
+    masks: bool = False  # bad records become masked rows
     prefetch: int = 2
     moves: tuple[Move, ...] = ()
 
@@ -109,6 +115,13 @@ def keep(record: Any) -> bool:
     return bool(record["id"] % 3 != 1)
 
 
+def refuse(rows: Any) -> Any:
+    """Some records are bad: the whole batch fails."""
+    if (rows["id"] % 5 == 2).any():
+        raise LookupError("there is a bad record")
+    return rows
+
+
 @dataclasses.dataclass(frozen=True)
 class OperatorKind:
     make: Callable[[int], Any]  # of a seed
@@ -127,6 +140,7 @@ OPERATORS: dict[str, OperatorKind] = {
     "halve": OperatorKind(lambda seed: Map(halve), plain.halved, "id"),
     "noise": OperatorKind(lambda seed: Map(add_noise, random=True, seed=seed), plain.noisy, "id"),
     "keep": OperatorKind(lambda seed: Filter(keep), plain.kept, "id"),
+    "refuse": OperatorKind(lambda seed: MapBatch(refuse), plain.not_refused, "id"),
     "select": OperatorKind(lambda seed: Select("id"), plain.selected, "id"),
     "rename": OperatorKind(lambda seed: Rename({"id": "number"}), plain.renamed, "id"),
     "constant": OperatorKind(
@@ -240,6 +254,18 @@ PLACES: dict[str, PlaceKind] = {
 }
 
 
+_EXECUTOR = ThreadPoolExecutor(3, "attack-executor")
+WORKERS: dict[str, Callable[[], WorkerKind]] = {
+    "none": lambda: Threads(0),
+    "one": lambda: Threads(1),
+    "two": lambda: Threads(2),
+    "three": lambda: Threads(3),
+    "executor": lambda: On(_EXECUTOR, ahead=3),
+    "processes": lambda: Processes(1),
+}
+REMOTE = {"executor", "processes"}  # they have a copy of the source, and need prefetch
+
+
 class Built:
     """The loaders of a case, and what its batches must be."""
 
@@ -247,7 +273,7 @@ class Built:
         self.case = case
         given = SOURCES[case.source](case.count, folder, case.seed)
         self.source = given.source
-        fresh = self.loader(prefetch=0, threads=1, place="none")
+        fresh = self.loader(prefetch=0, workers="one", place="none")
         self.length = fresh.plan.num_records
         self.run = Run(self.length, case.batch_size, case.epochs, case.remainder, case.steps)
         positions = np.arange(self.length * oracle_epochs(self.length))
@@ -276,7 +302,8 @@ class Built:
             microbatches=case.microbatches,
             operators=[OPERATORS[name].make(case.seed) for name in case.operators],
             batcher=BATCHERS[case.batcher].make(),
-            workers=Threads(case.threads),
+            workers=WORKERS[case.workers](),
+            on_error=Mask(most=10**6, log=None) if case.masks else "raise",
             prefetch=case.prefetch,
             **PLACES[case.place].settings(),
         )

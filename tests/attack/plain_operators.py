@@ -57,6 +57,10 @@ def kept(record: Record, _: Any) -> Record | None:
     return record if record["id"] % 3 != 1 else None
 
 
+def not_refused(record: Record, _: Any) -> Record | None:
+    return record if record["id"] % 5 != 2 else None
+
+
 def selected(record: Record, _: Any) -> Record:
     return {"id": record["id"]}
 

@@ -75,6 +75,16 @@ BUGS: dict[str, tuple[str, str, str]] = {
         "        if self._astray and self._has_state:",
         "        if self._astray and self._has_state and self._at.number > 3:",
     ),
+    "a bad record masks the row beside it": (
+        "loader/runtime/host_pipeline.py",
+        "                    bad[place] = True",
+        "                    bad[place - 1] = True",
+    ),
+    "workers keep the plan that they had before a move": (
+        "loader/runtime/workers/on.py",
+        "        keys = key, self._key()",
+        "        keys = key, key",
+    ),
     "one thread reads while another does": (
         "loader/sources/reading.py",
         "    return _locks.setdefault(id(source), threading.RLock())",

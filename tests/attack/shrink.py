@@ -35,7 +35,7 @@ def candidates(case: Case) -> Iterator[Case]:
     for number in range(len(case.operators)):
         less = case.operators[:number] + case.operators[number + 1 :]
         yield dataclasses.replace(case, operators=less)
-    for field in ("place", "batcher", "microbatches", "steps", "source", "order", "threads"):
+    for field in ("place", "batcher", "microbatches", "steps", "source", "order", "workers"):
         if getattr(case, field) != getattr(_SIMPLE, field):
             yield dataclasses.replace(case, **{field: getattr(_SIMPLE, field)})
     if case.epochs != 1:

@@ -145,6 +145,17 @@ class Broken(Gathering):
         return super().gather(indices)
 
 
+class Bad(Gathering):
+    """Some records can never be read."""
+
+    thread_safe = True
+
+    def gather(self, indices: np.ndarray) -> Any:
+        if (indices % 4 == 1).any():
+            raise LookupError("there is a bad record")
+        return super().gather(indices)
+
+
 class Listed:
     """Records of a list, as a source of a user's."""
 
@@ -165,6 +176,11 @@ def rows_of(records: Record) -> list[Record]:
 def gaps(count: int, folder: Path, seed: int) -> Given:
     rows = rows_of(plain_records(count))
     return listed(Gaps(count), [None if n % 4 == 3 else row for n, row in enumerate(rows)])
+
+
+def bad(count: int, folder: Path, seed: int) -> Given:
+    rows = rows_of(plain_records(count))
+    return listed(Bad(count), [None if n % 4 == 1 else row for n, row in enumerate(rows)])
 
 
 def array_record(count: int, folder: Path, seed: int) -> Given:
@@ -328,6 +344,7 @@ SOURCES: dict[str, Kind] = {
     "gathering": lambda count, folder, seed: stacked(Gathering(count), plain_records(count)),
     "slow": lambda count, folder, seed: stacked(Slow(count), plain_records(count)),
     "broken": lambda count, folder, seed: stacked(Broken(count, seed), plain_records(count)),
+    "bad": bad,
     "gaps": gaps,
     "array_record": array_record,
     "msgpack": msgpack,
@@ -351,7 +368,7 @@ FIRST_OPERATORS: dict[str, tuple[str, ...]] = {
     "files": TEXTS_FIRST,
     "image_folder": ("decode",),
 }
-HAS_GAPS = {"gaps", "filtered_grain"}
+HAS_GAPS = {"gaps", "filtered_grain", "bad"}
 WEIGHTS = {  # some are slow to make
     "arrays": 3,
     "gaps": 2,

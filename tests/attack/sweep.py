@@ -69,7 +69,7 @@ def _other(it: Subject) -> Subject:
 
 def _foreign_state(it: Subject) -> dict[str, Any]:
     """A state in which steps count from somewhere else, or one of the start if `it` is there."""
-    other = _of_another_size(it, prefetch=0)
+    other = _of_another_size(it, workers="one", prefetch=0)
     if (it.run.origin_step, it.run.origin_position) == (0, 0):
         next(other.loader.host_batches(), None)
     return other.loader.get_state()
