@@ -170,7 +170,8 @@ class DataLoader(
             line = self._line(placed)
             ready = line.ready
             made = line.take(step)
-            self._recorder.bad.meet(made.bad)
+            if made.bad:
+                self._recorder.bad.meet(made.bad)
             batch = self._placing.finish(made) if placed else made.batch
             self._count(step, made)
             self._recorder.delivered(asked, made, self._batch_bytes, ready)

@@ -26,7 +26,7 @@ from loader.runtime.bad_records import BadRecord
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, refuse_unlike_records, unlike_row, with_record
 from loader.runtime.record_index import RecordIndex
-from loader.sources.mapped import take_spent_ns
+from loader.sources.mapped import spent
 from loader.sources.mixture.mixture import from_the_start
 from loader.sources.reading import (
     is_thread_safe,
@@ -35,7 +35,7 @@ from loader.sources.reading import (
     varies_by_epoch,
     whereabouts,
 )
-from loader.sources.retried import RETRIES, retried
+from loader.sources.retried import RETRIES, tried_again
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 
 
@@ -196,12 +196,12 @@ class HostPipeline:
         asked = int(np.count_nonzero(valid))
         some = rows is not None or bad is not None
         indices = self._indices(start, stop, wanted[valid] if some else None)
-        numbers = self.index.of(indices, valid)
-        take_spent_ns()  # by what was read outside of a batch
+        numbers = self.index.of(indices, valid) if self.with_index else None
+        spent.ns = 0  # by what was read outside of a batch
         began = time.perf_counter_ns()
         with traced("read"):
             read, indices = self._read(step, indices, valid)
-        was_read, mapped = time.perf_counter_ns(), take_spent_ns()
+        was_read, mapped = time.perf_counter_ns(), spent.ns
         try:
             operated = read
             if self.transforms and read is not None:
@@ -209,7 +209,9 @@ class HostPipeline:
                     operated = self._operated(read, start + wanted[valid], valid)
             was_operated = time.perf_counter_ns()
             with traced("batch"):
-                batch = self.index.added(self._collated(operated, valid), numbers, valid)
+                batch = self._collated(operated, valid)
+                if numbers is not None:
+                    batch = self.index.added(batch, numbers, valid)
             spec = self.specs.by_rows.get(len(wanted)) or self.specs.of_rows(len(wanted))
             refuse_unlike(batch, spec, f"batch {step}")
         except RowError as error:
@@ -253,7 +255,10 @@ class HostPipeline:
         try:
             ragged = bool(self.transforms)
             read = functools.partial(read_rows, self.source, indices, ragged=ragged)
-            rows, there = retried(read, self.retries)
+            try:
+                rows, there = read()
+            except Exception as error:
+                rows, there = tried_again(read, error, self.retries)
             if self.masks and ragged and rows is not None:
                 refuse_unlike_records(rows, self.specs.record)
         except Exception as error:

@@ -39,8 +39,6 @@ class RecordIndex:
 
     def of(self, indices: Int64s, valid: np.ndarray) -> dict[str, np.ndarray]:
         """The leaves of rows of which some are valid; `indices` are the records of those."""
-        if not self.leaves:
-            return {}
         leaves = {}
         for end, numbers in record_numbers(self._source, indices).items():
             leaf = np.full(len(valid), _NO_RECORD, numbers.dtype)
@@ -50,8 +48,6 @@ class RecordIndex:
 
     def added(self, batch: Any, leaves: dict[str, np.ndarray], valid: np.ndarray) -> Any:
         """The batch with these leaves; rows that have become invalid since have no number."""
-        if not leaves:
-            return batch
         for leaf in leaves.values():
             leaf[~valid] = _NO_RECORD
         return {**batch, **leaves}

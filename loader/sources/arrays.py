@@ -108,4 +108,8 @@ def _as_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
 
 def _taken(leaf: np.ndarray, indices: Int64s) -> np.ndarray:
     rows = take_rows(leaf, indices)
-    return ragged_leaf([row.copy() for row in rows]) if is_ragged(rows) else rows
+    return (
+        ragged_leaf([row.copy() for row in rows])
+        if rows.dtype.hasobject and is_ragged(rows)
+        else rows
+    )

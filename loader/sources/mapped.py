@@ -33,17 +33,14 @@ from loader.transforms.transform import SpecUnknown, filters, spec_after
 
 _RECORDS_SHOWN = 4  # more than one, so that it is seen whether they differ in length
 
-_spent = threading.local()
+
+class _Spent(threading.local):
+    """How long operators of mapped sources have taken in this thread, since it was set to 0."""
+
+    ns = 0
 
 
-def take_spent_ns() -> int:
-    """How long operators of mapped sources have taken in this thread since this was asked last."""
-    spent, _spent.ns = _spent_ns(), 0
-    return spent
-
-
-def _spent_ns() -> int:
-    return getattr(_spent, "ns", 0)
+spent = _Spent()
 
 
 class Mapped(Source):
@@ -103,7 +100,7 @@ class Mapped(Source):
             mark_operator(named, operator_of(error))
             raise named from error.__cause__
         finally:
-            _spent.ns = _spent_ns() + time.perf_counter_ns() - began
+            spent.ns += time.perf_counter_ns() - began
         return rows
 
     def record_spec(self) -> Spec:

@@ -107,7 +107,7 @@ def _gathered(source: Any, indices: Int64s) -> Any:
     with guarded(source):
         rows = source.gather(indices)
     leaves, tree = jax.tree.flatten(rows)
-    if any(map(is_foreign, leaves)):
+    if any(type(leaf) is not np.ndarray for leaf in leaves):
         leaves = [in_numpy(leaf) for leaf in leaves]
         rows = jax.tree.unflatten(tree, leaves)
     for leaf in leaves:
