@@ -110,21 +110,25 @@ def loader_at(expected: list[Any], step: int) -> Any:
 
 @pytest.mark.parametrize("what", ["exit", "kill", "stop", "loop", "busy_in_c"])
 def test_a_batch_whose_worker_is_lost_is_made_by_another(
-    what: str, tmp_path: Path, record: Record, expected: list[Any]
+    what: str, tmp_path: Path, full: bool, record: Record, expected: list[Any]
 ) -> None:
+    times, met, took = 10 if full else 1, tmp_path / f"met-{what}", 0.0
     with loader_of(Processes(2, timeout_s=2), Once(what, 40, tmp_path)) as loader:
-        next(loader)
-        began = time.monotonic()
-        assert_same(list(loader), expected[1:])
-        took = time.monotonic() - began
+        for _ in range(times):
+            met.unlink(missing_ok=True)
+            loader.reset()
+            next(loader)
+            began = time.monotonic()
+            assert_same(list(loader), expected[1:])
+            took = max(took, time.monotonic() - began)
+            assert not is_alive(int(met.read_text()))
         (why,) = loader.stats().asked_again
-    lost = int((tmp_path / f"met-{what}").read_text())
-    assert not is_alive(lost)
     assert why == {
         "exit": "exit status 3",
         "kill": "signal 9 (SIGKILL, perhaps out of memory)",
     }.get(what, "more than 2 s for one batch")
-    record(f"an operator that does this to its process: {what}", 1, f"same bytes in {took:.1f} s")
+    words = f"same bytes, at most {took:.1f} s"
+    record(f"an operator that does this to its process: {what}", times, words)
 
 
 @pytest.mark.parametrize("what", ["exit", "loop"])
