@@ -33,6 +33,7 @@ from loader.runtime.showing import loader_in_words
 from loader.runtime.stage_checks import chosen_sharder, refuse_unfit_stages
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.employer import Employer
+from loader.runtime.workers.host_work import HostWork
 from loader.runtime.workers.kinds import WorkerKind
 from loader.runtime.workers.threads import Threads
 from loader.sharding.sharder_module import SharderModule
@@ -99,7 +100,7 @@ class DataLoader(
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
         self._begin_to_note()
         self._arrange(source, order, plan, microbatches, with_index)
-        self._employer.refuse_what_cannot_travel(self.pipeline)
+        self._employer.refuse_what_cannot_travel(HostWork(self.pipeline))
         if knows_spec(source):  # known without reading: what is wrong is said now
             self.pipeline.specs.check_operators()
             if self.sharder is not None:
@@ -197,7 +198,7 @@ class DataLoader(
         cursor.placed = placed
         place = functools.partial(self._placing.place, self.pipeline) if placed else None
         at = cursor.step, self.prefetch, self._recorder.asked_again
-        cursor.line = self._employer.line(self.pipeline, rows, place, *at)
+        cursor.line = self._employer.line(HostWork(self.pipeline, rows), place, *at)
         return cursor.line
 
     def _count(self, step: int, made: Made) -> None:

@@ -30,6 +30,7 @@ from loader.command.launch.launch import add_parser as add_launch
 from loader.command.peek.peek import peek
 from loader.command.tokenize import tokenize
 from loader.records.version import __version__
+from loader.runtime.workers.processes import Processes
 from loader.state.finding import read_state
 from loader.state.streams import is_stream_document, read_stream_document
 
@@ -110,7 +111,8 @@ def _bench(options: argparse.Namespace) -> Shown:
 
 def _tokenize(options: argparse.Namespace) -> Shown:
     document = read_document(options.config, options.set)
-    made = tokenize(document, ALL_KINDS, options.output, options.trust)
+    workers = None if options.workers is None else Processes(options.workers)
+    made = tokenize(document, ALL_KINDS, options.output, options.trust, workers)
     return made.to_json(), made.show
 
 
@@ -178,6 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     tokenize_ = command("tokenize", _tokenize, words, "config")
     words = "the folder for the files of tokens"
     tokenize_.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=words)
+    words = "how many processes make them (none: this one does)"
+    tokenize_.add_argument("--workers", type=int, metavar="N", help=words)
     states = commands.add_parser("state", help="look at a saved state, compare two")
     states = states.add_subparsers(required=True, metavar="show|diff")
     command("show", _state_show, "a state in words", "file", within=states)

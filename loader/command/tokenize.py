@@ -8,6 +8,7 @@ states of runs, stay the same.
 
 import copy
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -22,8 +23,10 @@ from loader.command.config.kinds import Kinds
 from loader.command.config.toml import Document
 from loader.command.config.toml import Path as Place
 from loader.records.words import bytes_in_words
+from loader.records.work import Workers
 
 _SECTIONS = ("source", "held_out")
+_LONG_WORK = ("Packed", "Filtered")  # kinds that read all records, once
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -45,7 +48,11 @@ class Tokenized:
 
 
 def tokenize(
-    document: Document, kinds: Kinds, folder: Path, trusted: Iterable[str] = ()
+    document: Document,
+    kinds: Kinds,
+    folder: Path,
+    trusted: Iterable[str] = (),
+    workers: Workers | None = None,
 ) -> Tokenized:
     """Write the tokens of all packed sources of a configuration into a folder."""
     tree = copy.deepcopy(document.tree)
@@ -62,6 +69,9 @@ def tokenize(
             table = table[key]
         table.pop("lengths_cache", None)  # the file of tokens keeps them
         table["tokens"] = str(file)
+    if workers is not None:
+        at_work = {name: functools.partial(kinds[name], workers=workers) for name in _LONG_WORK}
+        kinds = {**kinds, **at_work}
     config_of(Document(document.name, tree, document.lines), kinds, trusted)  # which writes them
     sections = dict.fromkeys(str(place[0]) for place in places)
     text = "\n\n".join(part for name in sections for part in _tables(name, tree[name]))

@@ -1,5 +1,6 @@
 """The records of another source that a filter keeps, found in one pass over all of them."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import numpy as np
 from loader.records.digest import digest, qualified_name
 from loader.records.errors import RowError
 from loader.records.integers import Int64s
+from loader.records.work import Workers, refuse_other_than_workers
 from loader.sources.as_source import as_source
 from loader.sources.kept_index import REMEDY, read_index, write_index
-from loader.sources.progress import shown
+from loader.sources.pieces import Pieces
 from loader.sources.reading import fingerprint, locate, read_rows
 from loader.sources.subset import Subset, refuse_records_that_vary
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
@@ -19,7 +21,6 @@ from loader.transforms.functions import KeepWhere
 from loader.transforms.operator_module import Filter, OperatorModule, as_operator
 from loader.transforms.transform import filters
 
-_RECORDS_AT_ONCE = 256
 _RECORDS_CHECKED = 64
 
 
@@ -34,7 +35,9 @@ class Filtered(Subset):
     reads all records each time.
 
     `keep` is a function, a `Filter`, or a `grain.transforms.Filter`. Records that are None are left
-    out too. `progress` shows a bar on stderr: if that is a terminal, or always, or never.
+    out too. `progress` shows a bar on stderr: if that is a terminal, or always, or never. With
+    `workers=Processes(4)`, `Threads(n)` or `On(executor)` those read the records and call `keep`,
+    256 records at a time. The result is the same.
     """
 
     made_of_sources = True
@@ -46,7 +49,9 @@ class Filtered(Subset):
         index: str | os.PathLike[str] | None = None,
         *,
         progress: bool | None = None,
+        workers: Workers | None = None,
     ) -> None:
+        refuse_other_than_workers(workers)
         source = as_source(source)
         refuse_records_that_vary(source)
         operator = _as_filter(keep)
@@ -54,14 +59,14 @@ class Filtered(Subset):
         self._name = _name_of(operator)
         self._filter = digest(operator.fingerprint())
         if index is None:
-            kept = self._found(source, stage, progress)
+            kept = self._found(source, stage, workers, progress)
         else:
             path = Path(index)
             path.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours of reading
             key = self._key(source)
             kept = read_index(path, key)
             if kept is None:
-                kept = self._found(source, stage, progress)
+                kept = self._found(source, stage, workers, progress)
                 write_index(path, key, kept)
             else:
                 self._refuse_other_answers(source, stage, kept, path)
@@ -72,16 +77,17 @@ class Filtered(Subset):
         """The numbers of the kept records in the source: record `i` here is record `kept[i]`."""
         return self._indices
 
-    def _found(self, source: Any, stage: BoundTransform, progress: bool | None) -> Int64s:
-        count, parts = len(source), []
-        for start in shown(range(0, count, _RECORDS_AT_ONCE), count, "filtering records", progress):
-            records = np.arange(start, min(start + _RECORDS_AT_ONCE, count))
-            parts.append(_kept_of(source, stage, records))
+    def _found(
+        self, source: Any, keep: BoundTransform, workers: Workers | None, progress: bool | None
+    ) -> Int64s:
+        pieces = Pieces(source, _kept_of, {"keep": keep}, range(len(source)))
+        with contextlib.closing(pieces.found("filtering records", workers, progress)) as found:
+            parts = [kept for _, kept in found]
         kept = np.concatenate(parts) if parts else np.empty(0, np.int64)
         if not kept.size:
             raise ValueError(
-                f"the filter {self._name} keeps none of the {count:,} records, and a source needs "
-                "at least one: look at what it returns for a record, as keep(source[0])"
+                f"the filter {self._name} keeps none of the {len(source):,} records, and a source "
+                "needs at least one: look at what it returns for a record, as keep(source[0])"
             )
         return kept
 
@@ -133,14 +139,14 @@ def _name_of(operator: OperatorModule) -> str:
     return qualified_name(transform.fn) if isinstance(transform, KeepWhere) else operator.label
 
 
-def _kept_of(source: Any, stage: BoundTransform, records: Int64s) -> Int64s:
+def _kept_of(source: Any, keep: BoundTransform, records: Int64s) -> Int64s:
     """Those of these records that are there and that the filter keeps."""
     rows, there = read_rows(source, records, ragged=True)
     records = records if there is None else records[there]
     if rows is None:
         return records
     try:
-        _, left = apply_transforms([stage], rows, records)
+        _, left = apply_transforms([keep], rows, records)
     except RowError as error:
         record = locate(source, int(records[error.row]))
         raise ValueError(f"record {record}: {error}") from error.__cause__

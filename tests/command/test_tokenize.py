@@ -90,6 +90,28 @@ def test_the_files_and_sections_come_as_json_too(folder: Path, capsys: pytest.Ca
     assert tree["held_out"]["source"][2]["tokens"] == "made/held_out.bin"
 
 
+def test_processes_write_the_same_tokens(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "telling.py").write_text(
+        "import sys\n"
+        "class Tell:\n"
+        "    def map(self, record):\n"
+        "        print('here', file=sys.stderr)\n"
+        "        return record\n"
+    )
+    source = ONE.replace("operators = [", 'operators = [{ kind = "telling:Tell" }, ')
+    (folder / "text.toml").write_text(source + LOADER)
+    assert main(["tokenize", "text.toml", "-o", "alone"]) == 0
+    alone = capsys.readouterr()
+    assert "[worker 0]" not in alone.err
+    assert main(["tokenize", "text.toml", "-o", "others", "--workers", "1"]) == 0
+    others = capsys.readouterr()
+    assert "[worker 0] here\n" in others.err
+    assert others.out == alone.out.replace("alone", "others")
+    assert Path("others/tokens.bin").read_bytes() == Path("alone/tokens.bin").read_bytes()
+    assert main(["tokenize", "text.toml", "-o", "none", "--workers", "0"]) == 2
+    assert "Processes: count" in capsys.readouterr().err
+
+
 def test_a_configuration_without_packed_sources_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -21,6 +21,7 @@ from loader import (
     Shuffle,
     Threads,
 )
+from loader.runtime.workers.host_work import HostWork
 from loader.testing import assert_resumes_exactly
 from tests.data import unlike_records
 from tests.runtime.bad_pipelines import (
@@ -98,8 +99,8 @@ def test_every_kind_of_worker_masks_the_same_rows_on_any_number_of_hosts(
             assert "; 6 bad records" in str(loader.stats())
             for hosts in (2, 3):  # the rows of each process of such a job
                 for rows in np.array_split(np.arange(16), hosts):
-                    at = loader.pipeline, rows, None, 0, 2, {}
-                    line = loader._employer.line(*at)
+                    work = HostWork(loader.pipeline, rows)
+                    line = loader._employer.line(work, None, 0, 2, {})
                     for step, batch in enumerate(expected[:13]):
                         part = {name: leaf[rows] for name, leaf in batch.items()}
                         assert_same(line.take(step).batch, part)

@@ -52,6 +52,7 @@ def _packed(
     lengths_cache: str | None = None,
     tokens: str | None = None,
     cache_bytes: int = 2**28,
+    workers: Any = None,
 ) -> Packed:
     """The lengths are counted here; `tokens`, a file, is written if it is not there yet."""
     if tokens is not None and lengths_cache is not None:
@@ -60,7 +61,7 @@ def _packed(
         )
     _refuse_suffix("tokens", tokens, ".bin")
     _refuse_suffix("lengths_cache", lengths_cache, ".npy")
-    lengths = index_lengths(source, leaf, cache=lengths_cache, tokens=tokens)
+    lengths = index_lengths(source, leaf, cache=lengths_cache, tokens=tokens, workers=workers)
     how: dict[str, Any] = {"leaf": leaf, "mode": mode, "fit": fit, "long": long}
     how |= {"most_segments": most_segments, "positions": positions, "pad_value": pad_value}
     return Packed(source, lengths, row_length, seed, tokens=tokens, cache_bytes=cache_bytes, **how)
@@ -72,10 +73,12 @@ def _refuse_suffix(key: str, path: str | None, suffix: str) -> None:
         raise ValueError(f"{key} is a file that is written: give a name that ends in {suffix}")
 
 
-def _filtered(source: Any, keep: Callable[..., Any], index: str | None = None) -> Filtered:
+def _filtered(
+    source: Any, keep: Callable[..., Any], index: str | None = None, workers: Any = None
+) -> Filtered:
     """`keep = { ref = "my_module:is_long" }`; `index`, a file, is written if it is not there."""
     _refuse_suffix("index", index, ".npy")
-    return Filtered(source, keep, index)
+    return Filtered(source, keep, index, workers=workers)
 
 
 def _mixture(components: dict[str, Any], seed: int = 0, length: int | None = None) -> Mixture:

@@ -1,1 +1,1 @@
-"""Kinds of workers that make host batches: today, threads of this process."""
+"""Kinds of workers that make host batches, and long work that is done once."""

@@ -3,25 +3,23 @@
 import concurrent.futures
 import logging
 import time
+from typing import Any
 
-from loader.runtime.host_pipeline import HostPipeline, Made
-from loader.runtime.workers.kinds import Answer, Job, RemoteKind, UnknownPipeline, WorkerLost
+from loader.records.work import Work
+from loader.runtime.workers.kinds import Answer, Job, RemoteKind, UnknownWork, WorkerLost
 
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.05  # so long after it was told to stop, a helper thread sees it
-_RECORDS_SHOWN = 4
 
 
 class Asking:
-    """Makes batches by asking for them. Only the line's helper thread calls `make`."""
+    """Makes steps by asking for them. Only the line's helper thread calls `make`."""
 
-    def __init__(
-        self, job: Job, kind: RemoteKind, pipeline: HostPipeline, asked_again: dict[str, int]
-    ) -> None:
+    def __init__(self, job: Job, kind: RemoteKind, work: Work, asked_again: dict[str, int]) -> None:
         self._job = job
         self._kind = kind
-        self._pipeline = pipeline
+        self._work = work
         self._asked_again = asked_again  # how often, by reason
         self._futures: dict[int, concurrent.futures.Future[Answer]] = {}
         self._costs: dict[int, int] = {}  # workers that a step has cost
@@ -29,12 +27,12 @@ class Asking:
         self._stopped = False
 
     def stop(self) -> None:
-        """Want no more batches. Called by the loop, too: it takes no lock."""
+        """Want no more answers. Called by the loop, too: it takes no lock."""
         self._stopped = True
         self._job.close()
 
-    def make(self, step: int) -> Made:
-        """The batch of this step. Those after it are asked for, too."""
+    def make(self, step: int) -> Any:
+        """The result of this step. Those after it are asked for, too."""
         for old in [other for other in self._futures if other < step]:
             self._futures.pop(old).cancel()
         try:
@@ -51,7 +49,7 @@ class Asking:
 
     def _ask_from(self, step: int) -> None:
         """Ask for what is not under way, and again for what was lost."""
-        last, end = step + self._kind.window(self._answered), self._pipeline.plan.end
+        last, end = step + self._kind.window(self._answered), self._work.end
         for each in range(step, last if end is None else min(last, end)):
             if each > step:
                 self._look_at(each)
@@ -66,7 +64,7 @@ class Asking:
             return
         error = future.exception()
         last = self._costs.get(step, 0) + 1 >= self._kind.restarts
-        if isinstance(error, UnknownPipeline) or (isinstance(error, WorkerLost) and not last):
+        if isinstance(error, UnknownWork) or (isinstance(error, WorkerLost) and not last):
             self._answer(step)
 
     def _awaited(self, step: int) -> Answer | None:
@@ -86,13 +84,13 @@ class Asking:
         """The answer that has come; None if it is not one, and the step is asked for again."""
         try:
             return self._futures[step].result(timeout=0)
-        except UnknownPipeline:
+        except UnknownWork:
             self._futures[step] = self._job.submit(step, whole=True)
         except WorkerLost as error:
             self._lost(step, error)
         except (Exception, concurrent.futures.CancelledError) as error:
             self._futures.pop(step, None)
-            raise self._kind.explained(error, step) from error
+            raise self._kind.explained(error, self._work.named(step)) from error
         return None
 
     def _lost(self, step: int, error: WorkerLost) -> None:
@@ -100,18 +98,11 @@ class Asking:
         self._futures.pop(step).cancel()
         self._costs[step] = cost = self._costs.get(step, 0) + 1
         self._asked_again[error.why] = self._asked_again.get(error.why, 0) + 1
+        name = self._work.named(step)
         if cost >= self._kind.restarts:
             raise WorkerLost(
-                f"batch {step} has cost {cost} workers, so the run ends. It has the records "
-                f"{self._records(step)}. The last time: {error}\nTo see what happens there, make "
-                f"it in this process: loader.host_batch_at({step})",
+                f"{name} has cost {cost} workers, so the run ends. The last time: {error}\n"
+                f"{self._work.advice(step)}",
                 error.why,
             ) from error
-        logger.warning("batch %d is asked for again: %s", step, error)
-
-    def _records(self, step: int) -> str:
-        start, stop = self._pipeline.plan.span(step)
-        some = range(start, min(stop, start + _RECORDS_SHOWN))
-        shown = [self._pipeline.record_at(position) for position in some]
-        more = f" and {stop - start - len(shown)} more" if stop - start > len(shown) else ""
-        return ", ".join(shown) + more
+        logger.warning("%s is asked for again: %s", name, error)

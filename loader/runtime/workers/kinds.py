@@ -1,19 +1,18 @@
-"""What a kind of worker is: who makes the host batches that the line of tasks asks for.
+"""What a kind of worker is: who makes the steps of work, such as the host batches of a loader.
 
-A batch is a function of its step, so it makes no difference who makes it, nor how often it is asked
-for. A *crew* is the workers of one loader while they run; a *job* is a pipeline and the rows that
-are wanted of each of its batches. A worker may answer late, twice or never.
+A step is a function of its number, so it makes no difference who makes it, nor how often it is
+asked for. A *crew* is workers while they run; a *job* is the work that they are asked about. A
+worker may answer late, twice or never.
 """
 
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from loader.records.integers import Int64s
-from loader.runtime.host_pipeline import HostPipeline, Made
+from loader.records.work import Work
 
 
 class WorkerLost(RuntimeError):
-    """A worker ended, or took too long, before it had made a batch."""
+    """A worker ended, or took too long, before it had made what it was asked for."""
 
     def __init__(self, message: str, why: str = "") -> None:
         super().__init__(message)
@@ -23,21 +22,22 @@ class WorkerLost(RuntimeError):
         return type(self), (str(self), self.why)
 
 
-class UnknownPipeline(Exception):
-    """A worker was not sent the pipeline yet: the step is asked for again with it."""
+class UnknownWork(Exception):
+    """A worker was not sent the work yet: the step is asked for again with it."""
 
 
-#: A batch, or what a source or an operator has raised: that is the user's, and not asked again.
-Answer = Made | Exception
+#: The result of a step, or the exception that a source or an operator has raised: that is the
+#: user's, and not asked again.
+Answer = Any
 
 
 class Job(Protocol):
-    """Steps of one pipeline, asked of a crew."""
+    """Steps of some work, asked of a crew."""
 
     def submit(self, step: int, *, whole: bool = False) -> Future[Answer]:
-        """Ask for the batch of a step, if need be with the `whole` pipeline.
+        """Ask for a step, if need be with the `whole` work.
 
-        `WorkerLost` and `UnknownPipeline` are raised where it can be asked for again.
+        `WorkerLost` and `UnknownWork` are raised where it can be asked for again.
         """
         ...
 
@@ -49,7 +49,7 @@ class Job(Protocol):
 class Crew(Protocol):
     """Workers that run."""
 
-    def job(self, pipeline: HostPipeline, rows: Int64s | None) -> Job:
+    def job(self, work: Work) -> Job:
         """Make ready to ask for steps."""
         ...
 
@@ -63,7 +63,7 @@ class Crew(Protocol):
 
 
 class WorkerKind:
-    """Who makes host batches. It decides the speed, never a byte of them."""
+    """Who makes steps. It decides the speed, never a byte of them."""
 
     @property
     def helpers(self) -> int:
@@ -80,8 +80,8 @@ class RemoteKind(WorkerKind):
         """How many steps are under way at once, when so many have been answered."""
         raise NotImplementedError
 
-    def explained(self, error: BaseException, step: int) -> BaseException:
-        """An error of the workers themselves, not of what they were asked to do."""
+    def explained(self, error: BaseException, step: str) -> BaseException:
+        """An error of the workers themselves, not of the step that they were asked for."""
         return error
 
     @property

@@ -1,7 +1,7 @@
 """Host work on any `concurrent.futures.Executor`: the engine that people have.
 
 A task carries keys and a step. A worker that does not know the keys says so, and is then sent the
-pipeline, which it keeps for the steps that follow.
+work, which it keeps for the steps that follow.
 """
 
 import collections
@@ -16,9 +16,11 @@ from typing import Any
 
 import jax
 
-from loader.records.integers import Int64s, checked_int
-from loader.runtime.host_pipeline import HostPipeline
-from loader.runtime.workers.kinds import Answer, RemoteKind, UnknownPipeline
+from loader.records.integers import checked_int
+from loader.records.work import Work
+from loader.runtime.host_pipeline import Made
+from loader.runtime.workers.kinds import Answer, RemoteKind, UnknownWork
+from loader.runtime.workers.long_work import LongWorkKind
 from loader.runtime.workers.parcels import packed_view, packed_whole, unpacked, unpacked_view
 from loader.runtime.workers.same_data import other_data, seen_data
 from loader.runtime.workers.worker_loop import sendable
@@ -27,7 +29,7 @@ _PATIENCE_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
-class On(RemoteKind):
+class On(RemoteKind, LongWorkKind):
     """Batches are made by an executor: a process pool, Dask's `client.get_executor()`, loky.
 
     `ahead` steps are under way at once: give two for each of its workers. A batch that takes longer
@@ -56,15 +58,15 @@ class On(RemoteKind):
         return self.timeout_s
 
     def window(self, answered: int) -> int:
-        """Few at first: else every one of them would need the whole pipeline."""
+        """Few at first: else every one of them would need the whole work."""
         return min(self.ahead, 2 ** min(answered, 30))
 
-    def explained(self, error: BaseException, step: int) -> BaseException:
+    def explained(self, error: BaseException, step: str) -> BaseException:
         if isinstance(error, BrokenExecutor | CancelledError):
             words = "is broken, or was shut down: make a new one"
         else:
             words = "has failed"
-        return RuntimeError(f"{self.executor!r} {words}; batch {step} ended with {error!r}")
+        return RuntimeError(f"{self.executor!r} {words}; {step} ended with {error!r}")
 
     def begin(self) -> "ExecutorCrew":
         return ExecutorCrew(self.executor)
@@ -79,13 +81,13 @@ class ExecutorCrew:
         self._numbers = itertools.count()
         self._source: tuple[Any, str, bytes, Any] = (None, "", b"", None)
 
-    def job(self, pipeline: HostPipeline, rows: Int64s | None) -> "ExecutorJob":
+    def job(self, work: Work) -> "ExecutorJob":
         source, key, packed, data = self._source
-        if source is not pipeline.source:
-            source = pipeline.source
+        if source is not work.source:
+            source = work.source
             key, packed, data = self._key(), packed_whole(source), seen_data(source)
             self._source = source, key, packed, data
-        view = packed_view(pipeline, rows)
+        view = packed_view(work)
         keys = key, self._key()
         return ExecutorJob(self._executor, keys, (packed, view, data, os.getpid()))
 
@@ -100,7 +102,7 @@ class ExecutorCrew:
 
 
 class ExecutorJob:
-    """A pipeline that workers know by two keys: that of its source, and that of the rest."""
+    """Work that workers know by two keys: that of its source, and that of the rest."""
 
     def __init__(
         self, executor: Executor, keys: tuple[str, str], parcel: tuple[bytes, bytes, Any, int]
@@ -135,19 +137,19 @@ _SOURCES_KEPT, _VIEWS_KEPT = 2, 4
 
 
 def answer(source: str, view: str, step: int, parcel: Any = None) -> Answer:
-    """Make the batch of a step, in a worker."""
+    """Make a step, in a worker."""
     known = _views.get(view)
     if known is None:
         if parcel is None:
-            raise UnknownPipeline(view)
+            raise UnknownWork(view)
         known = _loaded(source, view, *parcel)
-    pipeline, rows = known
     name = f"worker {socket.gethostname()}:{os.getpid()}"
     try:
-        made = pipeline.make(step, rows)
+        made = known.make(step)
     except Exception as error:  # it is the trainer's to raise
         return sendable(error, name)
-    made.by = name
+    if isinstance(made, Made):
+        made.by = name
     return made
 
 

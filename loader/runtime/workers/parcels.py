@@ -1,7 +1,7 @@
-"""Pipelines as bytes, for workers elsewhere.
+"""Work as bytes, for workers elsewhere.
 
 The source travels once, whatever becomes of the rest: a loader that moves has another plan and the
-same source. So a pipeline is pickled with its source left out. Functions and classes of `__main__`
+same source. So work is pickled with its source left out. Functions and classes of `__main__`
 travel by value, large arrays as memory of their own, and memory-mapped files by name.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from loader.records.integers import Int64s
-from loader.runtime.host_pipeline import HostPipeline
+from loader.records.work import Work
 
 _SOURCE = "source"
 _DEEPEST = 12  # levels that the search for what cannot be pickled goes down
@@ -65,40 +64,32 @@ def unpacked(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def packed_view(pipeline: HostPipeline, rows: Int64s | None) -> bytes:
-    """All of the pipeline but its source, and the rows wanted, as bytes."""
+def packed_view(work: Work) -> bytes:
+    """All of the work but its source, as bytes."""
     file = io.BytesIO()
     pickler = _WithoutSource(file, protocol=5)
-    pickler.source = pipeline.source
-    pickler.dump((pipeline, rows))
+    pickler.source = work.source
+    pickler.dump(work)
     return file.getvalue()
 
 
-def unpacked_view(data: bytes, source: Any) -> tuple[HostPipeline, Int64s | None]:
-    """The pipeline with this as its source, and the rows."""
+def unpacked_view(data: bytes, source: Any) -> Work:
+    """The work with this as its source."""
     unpickler = _WithSource(io.BytesIO(data))
     unpickler.source = source
     return unpickler.load()
 
 
-def refuse_what_cannot_travel(pipeline: HostPipeline) -> None:
+def refuse_what_cannot_travel(work: Work) -> None:
     """`TypeError` with the path to what cannot be pickled, if there is something."""
-    for name, part in _parts(pipeline):
+    for name, part in work.parts():
         if (error := _error(part)) is not None:
             path, error = _deepest(name, part, error, _DEEPEST)
             raise TypeError(
-                f"{path} cannot be sent to a worker: {error}. Workers get the pipeline by pickle "
+                f"{path} cannot be sent to a worker: {error}. Workers get it by pickle "
                 "(cloudpickle): open files, locks and connections where they are first used, or "
                 "leave them out in __getstate__; workers=Threads(n) needs none of this"
             ) from error
-
-
-def _parts(pipeline: HostPipeline) -> Iterator[tuple[str, Any]]:
-    yield "source", pipeline.source
-    yield "order", pipeline.order
-    for bound in pipeline.transforms:
-        yield f"operators[{bound.place}]", bound.transform
-    yield "batcher", pipeline.batcher
 
 
 def _error(part: Any) -> Exception | None:

@@ -6,9 +6,10 @@ import pickle
 import sys
 from typing import Any
 
-from loader.records.integers import Int64s, checked_int
-from loader.runtime.host_pipeline import HostPipeline
+from loader.records.integers import checked_int
+from loader.records.work import Work
 from loader.runtime.workers.kinds import RemoteKind
+from loader.runtime.workers.long_work import LongWorkKind
 from loader.runtime.workers.parcels import packed_source, packed_view
 from loader.runtime.workers.same_data import seen_data
 from loader.runtime.workers.shared_memory import Parcel
@@ -18,7 +19,7 @@ _SOURCES_KEPT = 2  # whose memory stays shared after their loop has ended
 
 
 @dataclasses.dataclass(frozen=True)
-class Processes(RemoteKind):
+class Processes(RemoteKind, LongWorkKind):
     """Batches are made by `count` processes, which gain where Python functions do the work.
 
     A process that is killed, or takes longer than `timeout_s` for one batch, is replaced, and its
@@ -63,9 +64,9 @@ class ProcessCrew:
         )
         self._supervisor.threads.start()
 
-    def job(self, pipeline: HostPipeline, rows: Int64s | None) -> ProcessJob:
-        source = self._sent(pipeline.source)
-        view = Sent(next(self._numbers), Parcel(pickle.dumps(packed_view(pipeline, rows))))
+    def job(self, work: Work) -> ProcessJob:
+        source = self._sent(work.source)
+        view = Sent(next(self._numbers), Parcel(pickle.dumps(packed_view(work))))
         return ProcessJob(self._supervisor, source, view)
 
     def _sent(self, source: Any) -> Sent:

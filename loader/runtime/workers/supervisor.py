@@ -46,11 +46,11 @@ class Sent:
 
 @dataclasses.dataclass(eq=False)
 class ProcessJob:
-    """A pipeline that the workers are asked about."""
+    """Work that the workers are asked about."""
 
     supervisor: "Supervisor"
     source: Sent
-    view: Sent  # all of the pipeline but its source, and the rows
+    view: Sent  # all of the work but its source
     closed: bool = False
 
     def submit(self, step: int, *, whole: bool = False) -> Future[Answer]:
@@ -125,7 +125,7 @@ class Supervisor:
                 for fd in heard:
                     self._heard(fd)
                 self._end_the_late(spoke)
-        except BaseException as caught:  # whoever waits for a batch must see it
+        except BaseException as caught:  # whoever waits for an answer must see it
             error = caught
             logger.exception("the thread that looks after worker processes has failed")
         finally:
@@ -190,7 +190,7 @@ class Supervisor:
             worker.ready, self._failed_starts = True, 0
 
     def _answer(self, worker: WorkerProcess, begin: int, end: int) -> None:
-        """Hand a batch, or an error of the user's code, to the one who has asked."""
+        """Hand a result, or an error of the user's code, to the one who has asked."""
         task, slot = worker.task, worker.slot
         worker.task, worker.slot, worker.ready = None, None, True
         assert slot is not None
@@ -235,7 +235,7 @@ class Supervisor:
                 worker.ask_for_stack()
                 self._poll_for_lines(worker)
                 worker.end()
-                what = "one batch" if worker.task is not None else "its start"
+                what = "one answer" if worker.task is not None else "its start"
                 stack = "\n".join(worker.last_lines)
                 self._replace(worker, f"more than {limit_s:g} s for {what}", stack)
 

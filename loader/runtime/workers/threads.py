@@ -3,11 +3,11 @@
 import dataclasses
 
 from loader.records.integers import checked_int
-from loader.runtime.workers.kinds import WorkerKind
+from loader.runtime.workers.long_work import LongWorkKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Threads(WorkerKind):
+class Threads(LongWorkKind):
     """Batches are made ahead by `count` helper threads; 0 is the same as 1.
 
     More than one helps where host work leaves the interpreter, as reading files and decoding images

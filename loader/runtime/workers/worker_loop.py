@@ -1,4 +1,4 @@
-"""What a worker process does: it keeps sources and pipelines, and answers with batches."""
+"""What a worker process does: it keeps sources and work, and answers with the results of steps."""
 
 import contextlib
 import faulthandler
@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from loader.records.integers import Int64s
-from loader.runtime.host_pipeline import HostPipeline
+from loader.records.work import Work
 from loader.runtime.workers import shared_memory
 from loader.runtime.workers.parcels import unpacked_view
 from loader.runtime.workers.same_data import seen_data
@@ -30,7 +29,7 @@ class WorkerLoop:
         self._line = line
         self._name = name
         self._sources: dict[int, Any] = {}
-        self._views: dict[int, tuple[HostPipeline, Int64s | None]] = {}
+        self._views: dict[int, Work] = {}
         logging.basicConfig(
             handlers=[_ToTrainer(line)], level=level, format="%(message)s", force=True
         )
@@ -73,16 +72,15 @@ class WorkerLoop:
     def _view(
         self, fd: int, old: list[int], number: int, begin: int, end: int, source: int
     ) -> None:
-        """Load a pipeline over a source that is here."""
+        """Load work on a source that is here."""
         _forget(self._views, old)
         data = shared_memory.read_parcel(fd, begin, end)
         self._views[number] = unpacked_view(data, self._sources[source])
 
     def _step(self, fd: int, view: int, step: int) -> None:
-        """Make a batch, or say what went wrong."""
-        pipeline, rows = self._views[view]
+        """Make a step, or say what went wrong."""
         try:
-            made = pipeline.make(step, rows)
+            made = self._views[view].make(step)
             place = shared_memory.write(fd, made)
         except Exception as error:  # it is the trainer's to raise
             place = shared_memory.write(fd, sendable(error, self._name))

@@ -1,5 +1,6 @@
 """The lengths of all records of a source, found in one pass and kept in a file."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,6 +15,7 @@ import numpy as np
 
 from loader.records.integers import Int64s
 from loader.records.whole_file import write_whole
+from loader.records.work import Workers, refuse_other_than_workers
 from loader.sources.as_source import as_source
 from loader.sources.packing.kept_blocks import Part, chosen_part, divided, forget_all, joined
 from loader.sources.packing.packed import data_key, refuse_varying
@@ -47,6 +49,7 @@ def index_lengths(
     part: tuple[int, int] | None = None,
     refresh: bool = False,
     progress: bool | None = None,
+    workers: Workers | None = None,
 ) -> Ints:
     """`len(record[leaf])` of every record; 0 for one that is None (filtered out).
 
@@ -63,8 +66,11 @@ def index_lengths(
     from 0, are read, and their lengths returned. When all 64 are there, perhaps from as many
     machines, the same call without `part` joins them: the file has the bytes that one call writes.
 
-    `progress` shows a bar on stderr: if that is a terminal, or always, or never.
+    `progress` shows a bar on stderr: if that is a terminal, or always, or never. With `workers`,
+    `Processes(4)`, `Threads(n)` or `On(executor)`, those read the records, 256 at a time; what is
+    found and kept is the same.
     """
+    refuse_other_than_workers(workers)
     source = as_source(source)
     refuse_varying(source)
     if cache is not None and tokens is not None:
@@ -72,17 +78,12 @@ def index_lengths(
     if cache is None and tokens is None:
         if part is not None:
             raise ValueError("a part is kept until it is joined: give a file, cache or tokens, too")
-        blocks = found_blocks(source, leaf, lengths_of, range(len(source)), progress)
-        return _in_one(array for *_, arrays in blocks for array in arrays)
+        blocks = found_blocks(source, leaf, lengths_of, range(len(source)), workers, progress)
+        with contextlib.closing(blocks):
+            return _in_one(array for *_, arrays in blocks for array in arrays)
     path = Path(cache or tokens or "")
-    index = _Index(path, source, leaf, with_tokens=tokens is not None)
-    own = None if part is None else chosen_part(path, index.key, len(source), part)
-    lengths = None if refresh else index.kept()
-    if lengths is not None:
-        return lengths if own is None else lengths[own.records.start : own.records.stop]
-    if refresh:
-        forget_all(path) if own is None else own.forget()
-    return index.made(progress) if own is None else index.made_part(own, progress)
+    index = _Index(path, source, leaf, tokens is not None, workers, progress)
+    return index.lengths(part, refresh=refresh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,8 @@ class _Index:
     source: Any
     leaf: str
     with_tokens: bool
+    workers: Workers | None
+    progress: bool | None
 
     def __post_init__(self) -> None:
         # Now, not after hours of reading.
@@ -107,6 +110,16 @@ class _Index:
     @property
     def found(self) -> Found:
         return tokens_of if self.with_tokens else lengths_of
+
+    def lengths(self, part: tuple[int, int] | None, *, refresh: bool) -> Ints:
+        """The lengths of all records, or of a part: as they are kept, else made."""
+        own = None if part is None else chosen_part(self.path, self.key, len(self.source), part)
+        lengths = None if refresh else self.kept()
+        if lengths is not None:
+            return lengths if own is None else lengths[own.records.start : own.records.stop]
+        if refresh:
+            forget_all(self.path) if own is None else own.forget()
+        return self.made() if own is None else self.made_part(own)
 
     def kept(self) -> Ints | None:
         """The lengths, if the file is whole, of this data, and true of some records."""
@@ -132,12 +145,12 @@ class _Index:
         _keep(self.path, self.key, lengths)
         return lengths
 
-    def made(self, progress: bool | None) -> Ints:
+    def made(self) -> Ints:
         """Join the parts, if there are any, or pass over all records, and write the file."""
         parts = divided(self.path, self.key, len(self.source))
         whole = Part(self.path, self.key, len(self.source))
         try:
-            arrays = self._joined(parts) if parts else self._run(whole, progress, keep_last=False)
+            arrays = self._joined(parts) if parts else self._run(whole, keep_last=False)
             lengths = self.written(arrays)
         except ValueError:
             # Another process may have written the file since, and removed the blocks.
@@ -146,15 +159,16 @@ class _Index:
         forget_all(self.path)
         return lengths
 
-    def made_part(self, part: Part, progress: bool | None) -> Ints:
+    def made_part(self, part: Part) -> Ints:
         """Make the blocks of a part: its lengths."""
-        arrays = self._run(part, progress, keep_last=True)
+        arrays = self._run(part, keep_last=True)
         if self.with_tokens:
             return checked_lengths(np.fromiter(map(len, arrays), np.int64))
         return _in_one(arrays)
 
-    def _run(self, part: Part, progress: bool | None, *, keep_last: bool) -> Iterable[np.ndarray]:
-        return run(self.source, self.leaf, self.found, part, progress, keep_last=keep_last)
+    def _run(self, part: Part, *, keep_last: bool) -> Iterable[np.ndarray]:
+        how = self.source, self.leaf, self.found, part, self.workers, self.progress
+        return run(*how, keep_last=keep_last)
 
     def _joined(self, parts: Sequence[Part]) -> Iterable[np.ndarray]:
         name = "tokens" if self.with_tokens else "cache"

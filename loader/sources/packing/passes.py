@@ -1,20 +1,21 @@
 """A pass over some records of a source, which keeps what it has found block by block."""
 
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from loader.records.integers import Int64s
+from loader.records.work import Workers
 from loader.sources.packing.kept_blocks import Block, Part
 from loader.sources.packing.packed_rows import packed_leaves, token_counts
 from loader.sources.packing.tokens_file import TokensFile
-from loader.sources.progress import shown
+from loader.sources.pieces import Pieces
 from loader.sources.reading import read_rows
 
-_RECORDS_AT_ONCE = 256
 _RECORDS_CHECKED = 4  # of a block that an earlier process has left
 # A block is closed when it is as large as this, or has taken as long: so much is lost by a kill.
 BLOCK_BYTES = 2**27
@@ -48,24 +49,35 @@ def lengths_of(source: Any, leaf: str, records: Int64s) -> list[np.ndarray]:
 
 
 def found_blocks(
-    source: Any, leaf: str, found: Found, records: range, progress: bool | None
-) -> Iterator[tuple[int, int, list[np.ndarray]]]:
-    """What is found of the records, block by block: (first, stop, arrays)."""
+    source: Any,
+    leaf: str,
+    found: Found,
+    records: range,
+    workers: Workers | None,
+    progress: bool | None,
+) -> Generator[tuple[int, int, list[np.ndarray]], None, None]:
+    """What is found of the records, block by block: (first, stop, arrays). Close it."""
     first, arrays, size, began = records.start, [], 0, time.monotonic()
-    starts = range(records.start, records.stop, _RECORDS_AT_ONCE)
-    for start in shown(starts, records.stop, "lengths of records", progress):
-        stop = min(start + _RECORDS_AT_ONCE, records.stop)
-        new = found(source, leaf, np.arange(start, stop))
-        arrays += new
-        size += sum(array.nbytes for array in new)
-        late = time.monotonic() - began >= BLOCK_S
-        if stop == records.stop or size >= BLOCK_BYTES or late:
-            yield first, stop, arrays
-            first, arrays, size, began = stop, [], 0, time.monotonic()
+    pieces = Pieces(source, found, {"leaf": leaf}, records)
+    with contextlib.closing(pieces.found("lengths of records", workers, progress)) as all_found:
+        for piece, new in all_found:
+            arrays += new
+            size += sum(array.nbytes for array in new)
+            late = time.monotonic() - began >= BLOCK_S
+            if piece.stop == records.stop or size >= BLOCK_BYTES or late:
+                yield first, piece.stop, arrays
+                first, arrays, size, began = piece.stop, [], 0, time.monotonic()
 
 
 def run(
-    source: Any, leaf: str, found: Found, part: Part, progress: bool | None, *, keep_last: bool
+    source: Any,
+    leaf: str,
+    found: Found,
+    part: Part,
+    workers: Workers | None,
+    progress: bool | None,
+    *,
+    keep_last: bool,
 ) -> Iterator[np.ndarray]:
     """What is found of all records of a part; when this returns, its blocks are kept.
 
@@ -74,11 +86,13 @@ def run(
     """
     blocks, last = _left(source, leaf, found, part), []
     rest = range(blocks[-1].stop if blocks else part.records.start, part.records.stop)
-    for first, stop, arrays in found_blocks(source, leaf, found, rest, progress):
-        if stop == rest.stop and not keep_last:
-            last = arrays
-        else:
-            blocks.append(part.keep(first, stop, arrays))
+    passed = found_blocks(source, leaf, found, rest, workers, progress)
+    with contextlib.closing(passed):
+        for first, stop, arrays in passed:
+            if stop == rest.stop and not keep_last:
+                last = arrays
+            else:
+                blocks.append(part.keep(first, stop, arrays))
     return itertools.chain(arrays_of(blocks), last)
 
 

@@ -126,7 +126,7 @@ def test_a_batch_whose_worker_is_lost_is_made_by_another(
     assert why == {
         "exit": "exit status 3",
         "kill": "signal 9 (SIGKILL, perhaps out of memory)",
-    }.get(what, "more than 2 s for one batch")
+    }.get(what, "more than 2 s for one answer")
     words = f"same bytes, at most {took:.1f} s"
     record(f"an operator that does this to its process: {what}", times, words)
 
