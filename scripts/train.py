@@ -183,9 +183,10 @@ def _figures(graph: Any, state: Any, settings: Any, held_out: Any) -> dict[str, 
         return {}
     sums = jax.jit(lambda params, batch: _sums(settings.task, nnx.merge(graph, params), batch))
     totals: dict[str, float] = {}
-    for batch in held_out.from_start():
-        for name, value in sums(state["params"], batch).items():
-            totals[name] = totals.get(name, 0.0) + float(value)
+    with held_out:  # its workers end with it
+        for batch in held_out.from_start():
+            for name, value in sums(state["params"], batch).items():
+                totals[name] = totals.get(name, 0.0) + float(value)
     weights = totals.pop("weights")
     if not weights:
         raise ValueError("nothing can be measured: no row of [held_out] counts, all are masked")

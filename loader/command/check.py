@@ -52,8 +52,8 @@ def _flow(config: Config) -> dict[str, str]:
     placed = "on the default device"
     if mesh is not None:
         placed = f"on a mesh of {mesh.size} devices, {dict(mesh.shape)}"
-    threads = max(1, settings.threads)
-    ahead = f"{settings.prefetch} batches, {threads} helper thread{'s' * (threads > 1)}"
+    workers = type(loader.workers).__name__, getattr(loader.workers, "count", "...")
+    ahead = f"{settings.prefetch} batches, by {workers[0]}({workers[1]})"
     stages = {
         "source": repr(loader.pipeline.source),
         "order": repr(loader.pipeline.order),

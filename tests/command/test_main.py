@@ -56,9 +56,9 @@ class Slow:
     def __getitem__(self, index):
         return {"x": np.float32(index)}
 
-def slow(rows):
-    time.sleep(0.02)
-    return rows
+class Busy:
+    def map(self, record):
+        return {"x": np.float32(record["x"] + sum(n % 7 for n in range(5000)))}
 
 def swift(rows):
     return rows
@@ -91,6 +91,7 @@ def test_check_says_what_a_configuration_comes_to(folder: Path, capsys: pytest.C
         "image",
         "(4, 8, 8, 1)",
         "4 per epoch",
+        "2 batches, by Threads(1)",
         "no problem",
     ):
         assert words in shown
@@ -142,7 +143,6 @@ def test_peek_draws_images_and_decodes_texts(folder: Path, capsys: pytest.Captur
     ("seconds", "operator", "options", "bottleneck"),
     [
         (0.02, "swift", (), "read"),
-        (0.0, "slow", (), "operators"),
         (0.0, "swift", ("--step-ms", "100"), "step"),
         (0.02, "swift", ("--step-ms", "5"), "read"),
     ],
@@ -164,6 +164,26 @@ batch_size = 10
 """)
     shown = output(capsys, "bench", "some.toml", "--seconds", "1", "--json", *options)
     assert json.loads(shown)["bottleneck"] == bottleneck
+
+
+@in_one_of_several_attempts
+def test_bench_tries_threads_against_processes_where_python_is_the_bottleneck(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "some.toml").write_text("""
+[source]
+kind = "planted_delays:Slow"
+[[operators]]
+kind = "planted_delays:Busy"
+[loader]
+batch_size = 10
+""")
+    found = json.loads(output(capsys, "bench", "some.toml", "--seconds", "0.5", "--json"))
+    assert found["bottleneck"] == "operators"
+    trial = found["trial"]
+    assert trial["why_not"] is None
+    assert min(trial[f"{kind}_ms"] for kind in ("now", "threads", "processes")) > 1
+    assert trial["ratio"] == trial["threads_ms"] / trial["processes_ms"]
 
 
 def test_bench_runs_a_step_of_your_own(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -15,6 +15,7 @@ import numpy as np
 
 from loader.data_loader import DataLoader
 from loader.records.words import cores
+from loader.runtime.workers.kinds import RemoteKind
 
 Step = Callable[[dict[str, Any]], Any]
 
@@ -23,23 +24,24 @@ Step = Callable[[dict[str, Any]], Any]
 class Look:
     """What was seen of a loop. Times are milliseconds per batch."""
 
-    threads: int
+    worker_kind: str
+    workers: int  # of this kind, at work at once
     prefetch: int
     batches: int
     rows_per_s: float
     bytes_per_s: float
     masked_share: float
-    stages_ms: Mapping[str, float]  # added over threads
+    stages_ms: Mapping[str, float]  # added over workers
     waiting_ms: float  # of the loop, for its next batch; dispatch is part of it
     arriving_ms: float  # after that, until the batch is on its device
     step_ms: float | None  # None: there is no step
     cores: int
-    busy_cores: float  # of this process: processor time by time passed
+    busy_cores: float | None  # processor time by time passed; None: workers are elsewhere
 
     @property
     def helpers(self) -> int:
-        """How many threads make batches beside the loop."""
-        return self.threads if self.prefetch else 0
+        """How many workers make batches beside the loop."""
+        return self.workers if self.prefetch else 0
 
     @property
     def lap_ms(self) -> float:
@@ -53,29 +55,27 @@ class Look:
 
 def measure(loader: DataLoader, step: Step | None, seconds: float) -> Look:
     """Warm up, then look at the loader's loop for so long."""
-    threads = loader.workers.helpers
-    laps, until = _laps(loader, step), time.perf_counter() + seconds / 2
-    # Compile, open files, and use up what was made ahead meanwhile.
-    for lap in range(2 + loader.prefetch + 2 * threads):
-        if lap < 2 or time.perf_counter() < until:
-            next(laps)
-    stats = loader.stats()
+    laps = laps_of(loader, step)
+    _warm_up(loader, laps, seconds / 2)
+    stats, kind = loader.stats(), loader.workers
+    workers = max(kind.helpers, getattr(kind, "count", len(stats.workers)))
     began, processor = time.perf_counter(), time.process_time()
-    taken = [next(laps) for _ in range(threads + 1)]
+    taken = [next(laps) for _ in range(workers + 1)]
     while time.perf_counter() < began + seconds:
         taken.append(next(laps))
     busy = (time.process_time() - processor) / (time.perf_counter() - began)
     stats = loader.stats() - stats
     loader.close()
-    # Threads begin together, so the first batch of each is waited for, or comes with the first.
+    # Workers begin together, so the first batch of each is waited for, or comes with the first.
     # A run may be so short that it has no other laps.
-    counted = [lap for number, *lap in taken if number >= threads]
+    counted = [lap for number, *lap in taken if number >= workers]
     times_ms = 1e3 * np.array(counted or [lap for _, *lap in taken])
     waiting, arriving, in_step = times_ms.mean(axis=0).tolist()
     batches = max(1, stats.batches)
     batches_per_s = 1e3 * len(times_ms) / max(float(times_ms.sum()), 1e-6)
     return Look(
-        threads=threads,
+        worker_kind=type(kind).__name__,
+        workers=workers,
         prefetch=loader.prefetch,
         batches=len(times_ms),
         rows_per_s=stats.rows / batches * batches_per_s,
@@ -86,11 +86,22 @@ def measure(loader: DataLoader, step: Step | None, seconds: float) -> Look:
         arriving_ms=arriving,
         step_ms=None if step is None else in_step,
         cores=cores(),
-        busy_cores=busy,
+        busy_cores=None if isinstance(kind, RemoteKind) else busy,
     )
 
 
-def _laps(loader: DataLoader, step: Step | None) -> Iterator[tuple[int, float, float, float]]:
+def _warm_up(loader: DataLoader, laps: Iterator[Any], seconds: float) -> None:
+    """Start workers, compile, open files; then use up what was made ahead meanwhile."""
+    for _ in range(2):
+        next(laps)
+    kind, until = loader.workers, time.perf_counter() + seconds
+    ahead = kind.window(99) if isinstance(kind, RemoteKind) else 2 * kind.helpers
+    for _ in range(loader.prefetch + ahead):
+        if time.perf_counter() < until:
+            next(laps)
+
+
+def laps_of(loader: DataLoader, step: Step | None) -> Iterator[tuple[int, float, float, float]]:
     """Of each lap its number since a start, and seconds: waiting, arriving, in the step."""
     if loader.plan.end == 0:
         raise ValueError("the loader has no batches, so there is nothing to time")

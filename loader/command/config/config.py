@@ -15,10 +15,15 @@ from loader.batchers import BatcherModule
 from loader.command.config.calls import MISSING, Reader
 from loader.command.config.kinds import Kinds
 from loader.command.config.problems import ConfigError, Problem, did_you_mean, one_line
-from loader.command.config.sections import LoaderSettings, TrainSettings, read_mesh, read_sharder
+from loader.command.config.sections import (
+    LoaderSettings,
+    TrainSettings,
+    read_mesh,
+    read_settings,
+    read_sharder,
+)
 from loader.command.config.toml import Document, read_toml
 from loader.data_loader import DataLoader
-from loader.runtime.workers.threads import Threads
 from loader.sources import as_source
 from loader.sources.reading import record_spec
 from loader.transforms.operator_module import as_operator, as_operators
@@ -71,7 +76,7 @@ def config_of(document: Document, kinds: Kinds, trusted: Iterable[str] = ()) -> 
     tree = reader.document.tree
     mesh = read_mesh(reader)
     sharder = read_sharder(reader, mesh)
-    settings = reader.called(("loader",), LoaderSettings, reader.table("loader"), "[loader]")
+    settings = read_settings(reader)
     train = None
     if "train" in tree:
         train = reader.called(("train",), TrainSettings, reader.table("train"), "[train]")
@@ -173,9 +178,8 @@ def _common(
         except Exception as error:
             reader.note((*where, place), one_line(error))
             return None
-    means = {"workers": Threads(settings.threads), "prefetch": settings.prefetch}
-    means |= {"on_error": settings.on_error, "retries": settings.retries}
-    return {"source": source, "operators": made, "batch_size": settings.batch_size, **means}
+    alike = ("batch_size", "workers", "prefetch", "on_error", "retries")
+    return {"source": source, "operators": made, **{key: getattr(settings, key) for key in alike}}
 
 
 def _loader(reader: Reader, where: Any, arguments: dict[str, Any] | None) -> Any:

@@ -14,6 +14,8 @@ import loader.sources as sources
 from loader.batchers import DefaultBatcher, PadBatcher
 from loader.order.orders import BlockShuffle, Sequential, Shuffle
 from loader.runtime.bad_records import Mask
+from loader.runtime.workers.processes import Processes
+from loader.runtime.workers.threads import Threads
 from loader.sources import ArraySource, Filtered, Mixture, Packed, RawArrays, index_lengths
 from loader.sources.mapped import Mapped
 
@@ -99,16 +101,28 @@ def _mask(most: int = 100, log: str | None = "bad_records.jsonl") -> Mask:
     return Mask(most, log)
 
 
+def _on(**settings: Any) -> Any:
+    """A file cannot make an executor."""
+    raise ValueError(
+        "an executor is made by Python code: write a function that gives On(executor), and name "
+        'it, as in workers = { kind = "my_module:workers" }'
+    )
+
+
 _AS_THEY_ARE = (
     *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
     *("ImageFolderSource", "JSONLinesSource", "TokenWindows"),
 )
-_CLASSES = (Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher)
+_CLASSES = (
+    *(Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher),
+    *(Threads, Processes),
+)
 KINDS: Kinds = {
     "ArraySource": _arrays,
     "Filtered": _filtered,
     "Mask": _mask,
     "Mixture": _mixture,
+    "On": _on,
     "Packed": _packed,
     "RawArrays": _raw_arrays,
     **{name: getattr(sources, name) for name in _AS_THEY_ARE},

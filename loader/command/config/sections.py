@@ -16,6 +16,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from loader.command.config.calls import MISSING, Reader
 from loader.order.plan import Remainder
 from loader.runtime.bad_records import checked_on_error
+from loader.runtime.workers.kinds import WorkerKind
+from loader.runtime.workers.threads import Threads
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sources.retried import RETRIES
 
@@ -29,7 +31,7 @@ def _refuse_less(settings: Any, **least: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LoaderSettings:
-    """What [loader] says. `threads`: 0 and 1 are both one helper thread."""
+    """What [loader] says."""
 
     batch_size: int
     epochs: int | Literal["endless"] = 1
@@ -37,15 +39,32 @@ class LoaderSettings:
     steps: int | None = None
     microbatches: int | None = None
     with_index: str | None = None
-    threads: int = 0
+    workers: Any = dataclasses.field(default_factory=Threads)
     prefetch: int = 2
     on_error: Any = "raise"
     retries: int = RETRIES
 
     def __post_init__(self) -> None:
-        _refuse_less(self, batch_size=1, epochs=1, microbatches=1, steps=0, threads=0, prefetch=0)
-        _refuse_less(self, retries=0)
+        _refuse_less(self, batch_size=1, epochs=1, microbatches=1, steps=0, prefetch=0, retries=0)
+        if not isinstance(self.workers, WorkerKind):
+            example = workers_line("Processes", 4)
+            raise ValueError(f"workers are a table: {example}; got {self.workers!r}")
         checked_on_error(self.on_error)
+
+
+def workers_line(kind: str, count: int) -> str:
+    """The line of [loader] for such workers."""
+    return f'workers = {{ kind = "{kind}", count = {count} }}'
+
+
+def read_settings(reader: Reader) -> Any:
+    """What [loader] says, or `MISSING`."""
+    table = {**reader.table("loader")}
+    if "threads" in table:
+        count = table.pop("threads")
+        line = workers_line("Threads", max(1, count) if type(count) is int else 2)
+        reader.note(("loader", "threads"), f"'threads' is called 'workers' now: write {line}")
+    return reader.called(("loader",), LoaderSettings, table, "[loader]")
 
 
 def _task(kind: str, settings: dict[str, Any]) -> dict[str, Any]:

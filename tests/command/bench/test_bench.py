@@ -6,8 +6,10 @@ Waiting is the slow work here, so it is real sleeping; bounds leave room for a b
 import dataclasses
 import io
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,9 +17,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loader import DataLoader, Mapped, Shuffle, Threads
+from loader import DataLoader, Mapped, On, Shuffle, Threads
 from loader.command.bench.measuring import Look, measure
-from loader.command.bench.verdict import Verdict, advice, bench, bottleneck
+from loader.command.bench.trial import Trial, tried
+from loader.command.bench.verdict import Verdict, advice, bench, bottleneck, is_host_work
 from operators import Map
 from tests.attempts import in_one_of_several_attempts
 
@@ -83,7 +86,7 @@ def test_a_slow_read_is_named():
     assert verdict.look.waiting_share > 0.5
     assert verdict.look.rows_per_s < BATCH_SIZE / 0.01 * 1.1
     assert "the input sets the pace" in verdict.reason
-    assert f"advice      {verdict.advice}" in shown(verdict)
+    assert f"advice {verdict.advice}" in " ".join(shown(verdict).split())
 
 
 @in_one_of_several_attempts
@@ -93,9 +96,9 @@ def test_a_slow_operator_is_named():
         return rows
 
     loader = made(SlowSource(0.001), operators=[slow, Map(dict)])
-    verdict = bench(loader, seconds=0.6, step=step_of(0.001))
-    assert verdict.bottleneck == "operators"
-    assert verdict.look.stages_ms["operators"] >= 10
+    look = measure(loader, step_of(0.001), 0.6)
+    assert bottleneck(look) == "operators"
+    assert look.stages_ms["operators"] >= 10
 
 
 @in_one_of_several_attempts
@@ -104,10 +107,10 @@ def test_operators_of_a_mapped_source_are_not_taken_for_reading():
         time.sleep(0.01)
         return rows
 
-    verdict = bench(made(Mapped(SlowSource(0.001), [slow])), seconds=0.6, step=step_of(0.001))
-    assert verdict.bottleneck == "mapped"
-    assert verdict.look.stages_ms["mapped"] >= 10 > verdict.look.stages_ms["read"]
-    assert "gristmill tokenize CONFIG -o FOLDER" in verdict.advice
+    look = measure(made(Mapped(SlowSource(0.001), [slow])), step_of(0.001), 0.6)
+    assert bottleneck(look) == "mapped"
+    assert look.stages_ms["mapped"] >= 10 > look.stages_ms["read"]
+    assert "gristmill tokenize CONFIG -o FOLDER" in advice(look, "mapped")
 
 
 @in_one_of_several_attempts
@@ -175,11 +178,23 @@ def test_what_a_verdict_says_can_be_read_by_programs_and_people():
     document = json.loads(json.dumps(verdict.to_json()))
     assert document["bottleneck"] == verdict.bottleneck
     assert set(document["stages_ms"]) == set(NO_STAGES)
-    assert (document["threads"], document["prefetch"]) == (2, 2)
+    made_by = document["worker_kind"], document["workers"], document["prefetch"]
+    assert made_by == ("Threads", 2, 2)
     text = shown(verdict)
     assert "each of 2 threads" in text
     assert f"bottleneck  {verdict.bottleneck}: " in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_workers_elsewhere_are_timed_too():
+    with ThreadPoolExecutor(2) as executor:
+        how: dict[str, Any] = {"batch_size": BATCH_SIZE, "workers": On(executor), "epochs": None}
+        look = measure(DataLoader(SlowSource(0.004), **how), None, 0.2)
+    assert (look.worker_kind, look.workers) == ("On", 1)  # both answer as this process
+    assert look.stages_ms["read"] >= 4
+    assert look.busy_cores is None  # a part of the work may be elsewhere
+    assert advice(look, "read").startswith("read less")
+    assert "the worker" in shown(Verdict(look, "read", "", ""))
 
 
 def test_what_cannot_be_timed_is_refused():
@@ -192,7 +207,7 @@ def test_what_cannot_be_timed_is_refused():
 # The rules, on figures made up
 
 
-def seen(threads: int = 1, prefetch: int = 2, **figures: Any) -> Look:
+def seen(threads: int = 1, prefetch: int = 2, kind: str = "Threads", **figures: Any) -> Look:
     """A loop that waits 10 ms for each batch; stages by their names."""
     stages = {**NO_STAGES, **{name: figures.pop(name) for name in NO_STAGES if name in figures}}
     usual: dict[str, Any] = {
@@ -206,7 +221,7 @@ def seen(threads: int = 1, prefetch: int = 2, **figures: Any) -> Look:
         "cores": 2,
         "busy_cores": 2.0,
     }
-    return Look(threads, prefetch, stages_ms=stages, **{**usual, **figures})
+    return Look(kind, threads, prefetch, stages_ms=stages, **{**usual, **figures})
 
 
 @pytest.mark.parametrize(
@@ -218,6 +233,8 @@ def seen(threads: int = 1, prefetch: int = 2, **figures: Any) -> Look:
         (seen(threads=2, read=12, operators=8, place=9), "read"),
         (seen(threads=2, prefetch=0, read=4, operators=1, place=5), "place"),
         (seen(threads=2, prefetch=0, read=5, operators=1, place=4), "read"),
+        (seen(threads=3, kind="Processes", operators=12, place=5), "place"),  # by one thread
+        (seen(threads=3, kind="Processes", operators=18, place=5), "operators"),
         (seen(read=2, place=1), "overhead"),
         (seen(threads=4, read=8, place=4), "overhead"),  # 3 ms for each of the threads
         (seen(read=2, place=1, arriving_ms=20), "device"),
@@ -232,8 +249,104 @@ def test_the_largest_part_of_the_input_is_the_bottleneck(look: Look, part: str):
 
 
 def test_threads_are_the_advice_where_cores_are_free():
-    assert "threads = 2 under" in advice(seen(read=9, busy_cores=0.2), "read")
-    assert "threads = 6 under" in advice(seen(threads=3, read=30, busy_cores=0.2), "read")
+    two, six = (f'workers = {{ kind = "Threads", count = {n} }} under' for n in (2, 6))
+    assert two in advice(seen(read=9, busy_cores=0.2), "read")
+    assert six in advice(seen(threads=3, read=30, busy_cores=0.2), "read")
     assert advice(seen(read=9, busy_cores=1.8), "read").startswith("read less")
     assert "remedies for batch" in advice(seen(batch=9, busy_cores=1.8), "batch")
     assert "remedies for device" in advice(seen(busy_cores=0.2), "device")
+
+
+@pytest.mark.parametrize(
+    ("look", "part", "is_work"),
+    [
+        (seen(), "operators", True),
+        (seen(), "mapped", True),
+        (seen(), "batch", True),
+        (seen(busy_cores=1.0), "read", True),  # in Python, record by record
+        (seen(busy_cores=0.2), "read", False),  # a wait
+        (seen(), "place", False),
+        (seen(), "overhead", False),
+        (seen(), "device", False),
+        (seen(), "step", False),
+        (seen(prefetch=0), "operators", False),
+        (seen(kind="Processes", busy_cores=None), "operators", True),
+        (seen(kind="Processes", busy_cores=None), "overhead", True),  # they hand over
+        (seen(kind="Processes", busy_cores=None), "step", False),
+    ],
+)
+def test_threads_and_processes_are_compared_where_workers_are_busy(
+    look: Look, part: str, is_work: bool
+):
+    assert is_host_work(look, part) == is_work
+
+
+PROCESSES = 'workers = { kind = "Processes", count = 4 }'
+THREADS = 'workers = { kind = "Threads", count = 4 }'
+TWO = PROCESSES.replace("4", "2")
+
+
+@pytest.mark.parametrize(
+    ("trial", "faster", "words", "change"),
+    [
+        (
+            Trial(4, now_ms=90.0, threads_ms=100.0, processes_ms=25.0),
+            "Processes",
+            "processes are 4.0 times as fast: 100.00 ms per batch with Threads(4), 25.00 with "
+            "Processes(4), 90.00 as it is",
+            f"{PROCESSES} under [loader]: 3.6 times as fast as now",
+        ),
+        (
+            Trial(4, now_ms=80.0, threads_ms=20.0, processes_ms=50.0),
+            "Threads",
+            "threads are 2.5 times as fast",
+            f"{THREADS} under [loader]: 4.0 times as fast as now",
+        ),
+        (
+            Trial(4, now_ms=80.0, threads_ms=20.0, processes_ms=19.0),
+            None,
+            "no difference that matters",
+            f"{THREADS} under [loader]: 4.0 times as fast as now",  # the simpler ones
+        ),
+        (
+            Trial(4, now_ms=25.0, threads_ms=100.0, processes_ms=25.0),
+            "Processes",
+            "processes are 4.0 times as fast",
+            None,
+        ),
+    ],
+)
+def test_a_comparison_says_which_is_faster_by_how_much_and_the_line_that_makes_it_so(
+    trial: Trial, faster: str | None, words: str, change: str | None
+):
+    assert trial.faster == faster
+    assert trial.in_words().startswith(words)
+    assert (
+        trial.to_json()["line"] == {"Processes": PROCESSES, "Threads": THREADS, None: None}[faster]
+    )
+    look = seen(operators=9, busy_cores=0.2)
+    remedies = '"When input is slow" in loader/README.md has remedies for operators'
+    assert advice(look, "operators", trial) == (change or remedies)
+    assert advice(look, "mapped", trial).endswith(f"; or {change}" if change else "FOLDER")
+
+
+def test_what_cannot_be_compared_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch):
+    lock = threading.Lock()
+
+    def locks(rows: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return rows
+
+    def why_not(look: Look, **settings: Any) -> str:
+        trial = tried(made(SlowSource(0.0), **settings), None, look, 0.05)
+        assert trial.to_json()["why_not"] == trial.why_not
+        assert trial.advice() is None
+        assert trial.in_words() == f"threads and processes were not compared: {trial.why_not}"
+        return str(trial.why_not)
+
+    look = seen(operators=9)
+    assert "(its variable lock) cannot be sent to a worker" in why_not(look, operators=[locks])
+    assert why_not(look, steps=3) == "the run has only 3 batch(es)"
+    assert why_not(seen(waiting_ms=2345)) == f"a batch takes 2.3 s; try --set 'loader.{TWO}'"
+    monkeypatch.setattr("sys.executable", "")  # as in a program that Python is part of
+    assert "Processes needs Linux and a Python that can be started" in why_not(look)
