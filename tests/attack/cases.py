@@ -32,7 +32,7 @@ _LEAVES = {
     "mapped": {"padded"},
 }
 _PACKED = ("packed", "joined")
-_WORKERS = {"one": 4, "executor": 2, "processes": 0.03}  # processes take seconds to start
+_WORKERS = {"one": 3, "executor": 3, "processes": 0.03}  # processes take seconds to start
 _DEVICE_SHARE = 0.06  # of pipelines with device operators, which have to be compiled
 _WEIGHTS = {"signals": 4, "interrupt": 4, "restore": 3, "take": 2}
 
