@@ -170,7 +170,7 @@ batch_size = 10
 
 @in_one_of_several_attempts
 def test_processes_are_the_advice_where_python_is_the_bottleneck(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ):
     (folder / "some.toml").write_text("""
 [source]
@@ -189,6 +189,7 @@ batch_size = 10
         assert trial["faster"] == "Processes"
         assert trial["ratio"] == trial["threads_ms"] / trial["processes_ms"] > 1.4
         assert found["advice"].startswith(trial["line"])
+    assert "this loop over a DataLoader goes on" not in caplog.text
 
 
 def test_bench_runs_a_step_of_your_own(folder: Path, capsys: pytest.CaptureFixture[str]):
