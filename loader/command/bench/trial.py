@@ -22,7 +22,7 @@ from loader.runtime.workers.parcels import refuse_what_cannot_travel
 from loader.runtime.workers.processes import Processes
 from loader.runtime.workers.threads import Threads
 
-_WORTH_IT = 1.1  # times as fast: a smaller difference may be chance
+_WORTH_IT = 1.2  # times as fast: a smaller difference may be chance
 _MOST_WORKERS = 8  # a process takes memory and time to start
 _TURNS = 5
 _START_S = 10.0  # within this time all processes are at work, or it goes on without
