@@ -15,13 +15,17 @@ from loader import (
     DefaultBatcher,
     DevicePrefetcher,
     Filter,
+    Filtered,
     Mapped,
     MeshSharder,
     Mixture,
+    Packed,
     PadBatcher,
     RawArrays,
     Sequential,
     Shuffle,
+    Source,
+    Subset,
 )
 from loader.records.spec import leaf_spec
 from operators import (
@@ -89,6 +93,14 @@ def test_to_show_a_loader_reads_nothing_and_never_fails():
     assert repr(loader).startswith("DataLoader(5 records, batches of 2")
 
 
+class Numbered(Source):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        return {"id": index}
+
+
 @pytest.mark.parametrize(
     ("stage", "words"),
     [
@@ -134,6 +146,20 @@ def test_to_show_a_loader_reads_nothing_and_never_fails():
             lambda: Mapped({"text": ["a", "b"]}, [Tokenize()]),
             "Mapped(ArraySource(2 records of {text}), [Tokenize])",
         ),
+        (
+            lambda: Mapped([{"id": 3}] * 2, [doubled]),
+            "Mapped(list(2 records), [tests.test_showing.doubled])",
+        ),
+        (lambda: Subset([{"id": 3}] * 2000, np.arange(9)), "Subset(9 of list(2,000 records))"),
+        (
+            lambda: Filtered([{"id": n} for n in range(40)], is_odd),
+            "Filtered(20 of list(40 records), tests.test_showing.is_odd)",
+        ),
+        (
+            lambda: Packed([{"tokens": np.arange(3)}] * 8, np.full(8, 3), 6),
+            "Packed(list(8 records), 4 rows of 6)",
+        ),
+        (lambda: Subset(Numbered(), [1]), "Subset(1 of Numbered(9 records))"),
         (
             lambda: Mixture({"books": (DATA, 1), "web": (DATA, 3)}, 0),
             "Mixture(books 25.0%, web 75.0%: 1,200 records)",

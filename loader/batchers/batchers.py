@@ -16,8 +16,8 @@ from flax import nnx
 from loader.modules.structural import StructuralConfig, StructuralModule
 from loader.records.integers import checked_int
 from loader.records.prng_keys import is_prng_key
-from loader.records.spec import Spec, is_text, prepend, spec_of, with_mask
-from loader.records.stacking import stack, unstack, zero_rows
+from loader.records.spec import Spec, is_text, named_leaves, prepend, spec_of, with_mask
+from loader.records.stacking import is_ragged, stack, to_one_shape, unstack, zero_rows
 
 
 class BatcherModule(StructuralModule):
@@ -163,6 +163,7 @@ class DefaultBatcher(BatcherModule):
     def collate(self, rows: Any, valid: np.ndarray) -> Any:
         if self.collate_fn is not None:
             return self.collate_fn(unstack(rows))
+        _refuse_ragged(rows)
         return jax.tree.map(lambda leaf: leaf.tolist() if is_text(leaf.dtype) else leaf, rows)
 
     def _collate_records(self, records: list[Any], first: int, valid: np.ndarray) -> Any:
@@ -179,3 +180,13 @@ class DefaultBatcher(BatcherModule):
             lambda s: [text] * batch_size if is_text(s.dtype) else prepend(s, batch_size),
             element_spec,
         )
+
+
+def _refuse_ragged(rows: Any) -> None:
+    for name, leaf in named_leaves(rows):
+        if is_ragged(leaf):
+            raise ValueError(
+                f"the rows of leaf {name!r} may differ in shape, and DefaultBatcher makes one "
+                f"array of them: {to_one_shape(name, leaf)}; or give PadBatcher(), for "
+                "batches on the host"
+            )

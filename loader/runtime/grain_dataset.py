@@ -7,6 +7,7 @@ import grain
 
 from loader.records.integers import Int64s
 from loader.runtime.host_pipeline import HostPipeline
+from loader.sources.source import in_words
 
 
 class HostBatches(grain.MapDataset[Any]):
@@ -31,4 +32,5 @@ class HostBatches(grain.MapDataset[Any]):
 
     def __str__(self) -> str:
         pipeline = self._pipeline
-        return f"HostBatches({pipeline.source!r}, batch_size={pipeline.plan.batch_size})"
+        source = in_words(pipeline.source)
+        return f"HostBatches({source}, batch_size={pipeline.plan.batch_size})"

@@ -21,7 +21,7 @@ from loader.records.errors import RowError, is_of_storage, operator_of
 from loader.records.integers import Int64s
 from loader.records.jax_settings import traced
 from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_leaves, refuse_unlike
-from loader.records.stacking import is_ragged, to_one_shape, zero_rows
+from loader.records.stacking import is_ragged, ragged_leaf, to_one_shape, zero_rows
 from loader.runtime.bad_records import BadRecord
 from loader.runtime.batch_specs import BatchSpecs, split
 from loader.runtime.blame import odd_record, refuse_unlike_records, unlike_row, with_record
@@ -310,16 +310,24 @@ class HostPipeline:
 
 
 def _settled(rows: Any, spec: Spec) -> Any:
-    """The rows with ragged leaves stacked where the spec asks for one shape."""
-    ragged = {name for name, leaf in named_leaves(rows) if is_ragged(leaf)}
-    if not ragged:
+    """The rows with each leaf in the form of the spec, stacked or ragged, whatever they happen to
+    be: in some batches all rows are alike.
+    """
+    objects = {name for name, leaf in named_leaves(spec) if is_text(leaf.dtype)}
+    wrong = {
+        name
+        for name, leaf in named_leaves(rows)
+        if (is_ragged(leaf) if name not in objects else _is_stacked(leaf))
+    }
+    if not wrong:
         return rows
-    fixed = {name for name, leaf in named_leaves(spec) if not is_text(leaf.dtype)}
 
     def settle(path: Any, leaf: Any) -> Any:
         name = leaf_name(path)
-        if name not in ragged & fixed:
+        if name not in wrong:
             return leaf
+        if name in objects:
+            return ragged_leaf(list(leaf))
         shapes = list(dict.fromkeys(array.shape for array in leaf))
         if len(shapes) == 1:
             return np.stack(leaf.tolist())
@@ -329,3 +337,7 @@ def _settled(rows: Any, spec: Spec) -> Any:
         )
 
     return jax.tree_util.tree_map_with_path(settle, rows)
+
+
+def _is_stacked(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.ndim > 1 and not is_text(leaf.dtype)

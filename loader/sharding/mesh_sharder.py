@@ -26,7 +26,7 @@ from loader.partition.correction import as_entry, refuse_misfit
 from loader.partition.mesh import names_of
 from loader.records.narrowing import device_dtype, survives
 from loader.records.showing import call, mesh_in_words
-from loader.records.spec import VALID_MASK, Spec, leaf_name, named_leaves, spec_of
+from loader.records.spec import VALID_MASK, Spec, is_text, leaf_name, named_leaves, spec_of
 from loader.sharding.placement import BatchPlacement, rows_shape
 from loader.sharding.sharder_module import (
     LogicalAxisSpec,
@@ -148,7 +148,7 @@ class MeshSharder(SharderModule):
             try:
                 refuse_misfit(leaf.shape, whole, self.mesh)
             except ValueError as error:
-                raise ValueError(f"leaf {name!r}: {error}") from error
+                raise ValueError(f"leaf {name!r}: {error}{_of_a_list(name, leaf)}") from error
             shardings.append(NamedSharding(self.mesh, whole))
         return jax.tree.unflatten(jax.tree.structure(spec), shardings)
 
@@ -315,3 +315,15 @@ def placement_on_default_device(
             "whole batch to itself: pass DataLoader(..., mesh=mesh)"
         )
     return BatchPlacement(spec, batch_size, microbatches)
+
+
+def _of_a_list(name: str, leaf: Any) -> str:
+    """What to do about one of the texts, or images of unknown size, that a batcher has listed."""
+    if leaf.shape or not is_text(leaf.dtype):
+        return ""
+    leaf_of_all = name.rpartition("/")[0]
+    return (
+        ". It is one of a list of texts, or of arrays that may differ in shape, which no device "
+        f"can hold: resize or crop images first, as Resize({leaf_of_all!r}, 224) of operators "
+        "does, and make numbers of texts; or give PadBatcher(), for batches on the host"
+    )

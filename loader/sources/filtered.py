@@ -15,6 +15,7 @@ from loader.sources.as_source import as_source
 from loader.sources.kept_index import REMEDY, read_index, write_index
 from loader.sources.pieces import Pieces
 from loader.sources.reading import fingerprint, locate, read_rows
+from loader.sources.source import in_words
 from loader.sources.subset import Subset, refuse_records_that_vary
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.functions import KeepWhere
@@ -120,7 +121,7 @@ class Filtered(Subset):
         return {**inner, "filtered": [*inner.get("filtered", []), self._filter]}
 
     def __repr__(self) -> str:
-        return f"Filtered({len(self):,} of {self._source!r}, {self._name})"
+        return f"Filtered({len(self):,} of {in_words(self._source)}, {self._name})"
 
 
 def _as_filter(keep: Any) -> OperatorModule:

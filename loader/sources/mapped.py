@@ -26,7 +26,7 @@ from loader.sources.reading import (
     varies_by_epoch,
 )
 from loader.sources.recent_records import RecentRecords
-from loader.sources.source import Source
+from loader.sources.source import Source, in_words
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.operator_module import as_operators
 from loader.transforms.transform import SpecUnknown, filters, spec_after
@@ -141,4 +141,4 @@ class Mapped(Source):
 
     def __repr__(self) -> str:
         labels = ", ".join(operator.label for operator in self._operators)
-        return f"Mapped({self._source!r}, [{labels}])"
+        return f"Mapped({in_words(self._source)}, [{labels}])"

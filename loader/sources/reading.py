@@ -23,6 +23,7 @@ from loader.records.integers import Int64s
 from loader.records.memory import is_view
 from loader.records.spec import Spec, named_leaves
 from loader.records.stacking import copied, is_ragged, ragged_leaf, row_spec, stack
+from loader.sources.source import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +248,8 @@ def _refuse_other_when_read_again(source: Any, index: int, rows: Any) -> None:
     leaves = differing_leaves(leaf_keys(rows), leaf_keys(again))
     if not leaves:
         return
-    what = f"{', '.join(map(repr, leaves))} of record {locate(source, index)}"
+    names = ", ".join(map(repr, leaves))
+    what = f"{names} of record {locate(source, index)} of {in_words(source)}"
     if varies_by_epoch(source) or _writes_into_records(source, index):
         raise ValueError(
             f"leaf {what} is another one each time it is read, as when a function writes into the "
@@ -258,9 +260,9 @@ def _refuse_other_when_read_again(source: Any, index: int, rows: Any) -> None:
         )
     if not _was_told(source):
         logger.warning(
-            "leaf %s of a %s is another one when it is read again, so no restart can be exact. If "
-            "the source draws random numbers, move that into an operator, which draws by position",
-            *(what, type(source).__name__),
+            "leaf %s is another one when it is read again, so no restart can be exact. If the "
+            "source draws random numbers, move that into an operator, which draws by position",
+            what,
         )
 
 

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from loader.records.showing import call, records_in_words
+
 
 class Source:
     """Records that are found by their numbers. Derive from it, or write a class of the same form.
@@ -67,3 +69,10 @@ class Source:
                 f"{type(self).__name__} has neither __getitem__ nor gather: a source needs one"
             )
         return jax.tree.map(lambda leaf: leaf[0], gather(np.array([operator.index(index)])))
+
+
+def in_words(source: Any) -> str:
+    """The source on one line: as it shows itself, if it is one of ours. A list shows all it has."""
+    if isinstance(source, Source) and type(source).__repr__ is not object.__repr__:
+        return repr(source)
+    return call(type(source).__name__, [records_in_words(len(source))])

@@ -18,7 +18,7 @@ from loader.sources.reading import (
     record_spec,
     varies_by_epoch,
 )
-from loader.sources.source import Source
+from loader.sources.source import Source, in_words
 
 
 class Subset(Source):
@@ -71,7 +71,7 @@ class Subset(Source):
         return f"of the source, record {locate(self._source, int(self._indices[record]))}"
 
     def __repr__(self) -> str:
-        return f"Subset({len(self):,} of {self._source!r})"
+        return f"Subset({len(self):,} of {in_words(self._source)})"
 
 
 def refuse_records_that_vary(source: Any) -> None:

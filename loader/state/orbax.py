@@ -43,6 +43,9 @@ class LoaderSave(ocp.args.CheckpointArgs):
 
     loader: SaveAndRestore
 
+    def __post_init__(self) -> None:
+        _refuse_others(self)
+
 
 @ocp.args.register_with_handler(LoaderCheckpointHandler, for_restore=True)
 @dataclasses.dataclass
@@ -55,3 +58,17 @@ class LoaderRestore(ocp.args.CheckpointArgs):
 
     loader: SaveAndRestore | None = None
     allow_changes: Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.loader is not None:
+            _refuse_others(self)
+
+
+def _refuse_others(args: LoaderSave | LoaderRestore) -> None:
+    """Raise now, not in the thread in which Orbax writes."""
+    if not isinstance(args.loader, SaveAndRestore):
+        raise TypeError(
+            f"{type(args).__name__} takes a DataLoader or a DevicePrefetcher, got a "
+            f"{type(args.loader).__name__}: give the loader itself, or DevicePrefetcher(iterator) "
+            "around an iterator with a state"
+        )

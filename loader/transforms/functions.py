@@ -69,12 +69,16 @@ class KeepWhere:
     filters = True
 
     def __call__(self, rows: Any) -> np.ndarray:
-        kept = [bool(_at_row(self.fn, row, record)) for row, record in enumerate(unstack(rows))]
-        return np.array(kept, bool)
+        records = enumerate(unstack(rows))
+        return np.array([_at_row(self.fn, row, record, kind=bool) for row, record in records], bool)
 
 
-def _at_row(fn: Callable[..., Any], row: int, *arguments: Any) -> Any:
+def _at_row(
+    fn: Callable[..., Any], row: int, *arguments: Any, kind: Callable[[Any], Any] | None = None
+) -> Any:
+    """What a function gives for the record of a row, turned into a `kind`; errors name the row."""
     try:
-        return fn(*arguments)
+        made = fn(*arguments)
+        return made if kind is None else kind(made)
     except Exception as error:
         raise RowError(row, f"{qualified_name(fn)}: {type(error).__name__}: {error}") from error

@@ -3,10 +3,12 @@
 from typing import Any
 
 import cv2
+import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from loader import DataLoader
+from loader import DataLoader, DefaultBatcher, MeshSharder
 from operators import DecodeImage, Normalize, Resize
 
 ONE_SHAPE = r"Normalize: leaf 'image' is uint8\[None, .* where numbers of one shape are needed: .*"
@@ -50,6 +52,57 @@ def test_images_that_go_to_a_device_as_they_are_get_the_remedy_for_images():
     resized = [DecodeImage(), Resize("image", 8)]
     batch = next(DataLoader(Photos(encoded=True), batch_size=3, operators=resized))
     assert batch["image"].shape == (3, 8, 8, 3)
+
+
+class Pairs:
+    """Two pictures of each height, one after the other: those of a batch of two are alike."""
+
+    thread_safe = True
+
+    def __init__(self, heights: int = 3) -> None:
+        self.heights = heights
+
+    def __len__(self) -> int:
+        return 2 * self.heights
+
+    def __getitem__(self, index: int) -> Any:
+        image = np.full((8 + index // 2, 9, 3), index, np.uint8)
+        return {"image": cv2.imencode(".png", image)[1].tobytes()}
+
+    def record_spec(self) -> Any:
+        return {"image": jax.ShapeDtypeStruct((), np.dtype(object))}
+
+
+class Halved:
+    def map(self, element: Any) -> Any:
+        return {"image": element["image"] // 2}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_batch_in_which_images_happen_to_be_alike_has_the_form_of_all_others(batch_size: int):
+    operators = [DecodeImage(), Halved()]
+    loader = DataLoader(Pairs(), batch_size=batch_size, operators=operators)
+    assert loader.batch_spec()["image"].dtype == object
+    shapes = [
+        image.shape
+        for batch in loader.host_batches()
+        for image in batch["image"]
+        if image is not None
+    ]
+    assert shapes == [(8 + n // 2, 9, 3) for n in range(6)]
+    loader.reset()
+    with pytest.raises(ValueError, match=r"leaf 'image' may differ in shape .*Resize\('image', "):
+        next(loader)
+
+
+def test_a_batcher_that_makes_one_array_of_a_leaf_refuses_them_with_the_remedy():
+    settings: dict[str, Any] = {"batch_size": 2, "remainder": "drop", "operators": [DecodeImage()]}
+    loader = DataLoader(Pairs(), batcher=DefaultBatcher(), **settings)
+    with pytest.raises(ValueError, match=r"leaf 'image' may differ in shape.*Resize\('image', 224"):
+        next(loader.host_batches())
+    sharder = MeshSharder(jax.make_mesh((2,), ("data",)), rules=[(".*", P("data"))])
+    with pytest.raises(ValueError, match=r"leaf 'image/0': .*a list.*Resize\('image', 224\)"):
+        DataLoader(Pairs(), batcher=DefaultBatcher(), sharder=sharder, **settings)
 
 
 def test_an_error_of_a_function_names_its_place_among_the_operators():

@@ -139,6 +139,18 @@ def test_an_error_in_the_filter_names_the_record_and_leaves_nothing(tmp_path: Pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
+def test_an_answer_that_is_neither_true_nor_false_names_the_record():
+    def odd_places(record: Any) -> Any:
+        return record["x"] % 2 == 1
+
+    records = [{"x": np.arange(1 if n < 300 else 3)} for n in range(400)]
+    with pytest.raises(ValueError, match=r"record 300: .*odd_places: ValueError: The truth value"):
+        Filtered(records, odd_places)
+    loader = DataLoader(records[300:], batch_size=4, operators=[Filter(odd_places)])
+    with pytest.raises(ValueError, match=r"record 0: .*odd_places: ValueError: The truth value"):
+        next(loader)
+
+
 @pytest.mark.parametrize("keep", [True, 5, bool, grain.transforms.Map, DecodeImage()])
 def test_what_is_not_a_filter_is_refused(keep: Any):
     with pytest.raises(TypeError, match="got"):

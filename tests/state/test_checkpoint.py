@@ -163,6 +163,26 @@ def test_item_handlers_name_the_handler_of_a_loader(tmp_path: Path):
         assert manager.restore(5)["data"] == at_step(5).get_state()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            lambda: iter(grain.MapDataset.range(9).to_iter_dataset()),
+            "got a PrefetchDatasetIterator",
+        ),
+        (lambda: make().host_batches(), "got a generator: .* or DevicePrefetcher"),
+        (lambda: make().from_start(), "got a FromStart"),
+        (lambda: make().get_state(), "got a dict"),
+    ],
+)
+@pytest.mark.parametrize("args", [LoaderSave, LoaderRestore])
+def test_what_is_neither_a_loader_nor_a_stream_is_refused_at_once(
+    given: Any, message: str, args: Any
+):
+    with pytest.raises(TypeError, match=rf"{args.__name__} takes a DataLoader or .*{message}"):
+        args(given())
+
+
 class Elsewhere:
     """A folder that Orbax is still making, of a release with other names."""
 

@@ -28,7 +28,7 @@ from loader.sources.packing.row_plan import Ints, RowPlan, checked_lengths
 from loader.sources.packing.tokens_file import TokensFile
 from loader.sources.reading import fingerprint, knows_spec, locate, read_rows, varies_by_epoch
 from loader.sources.recent_records import RecentRecords
-from loader.sources.source import Source
+from loader.sources.source import Source, in_words
 
 Mode = Literal["fit", "concat"]
 
@@ -192,7 +192,7 @@ class Packed(Source):
         return f"{', '.join(names)}{f' and {more} more' if more else ''}"
 
     def __repr__(self) -> str:
-        return f"Packed({self._source!r}, {len(self)} rows of {self._plan.row_length})"
+        return f"Packed({in_words(self._source)}, {len(self)} rows of {self._plan.row_length})"
 
 
 def _planned(
@@ -234,8 +234,8 @@ def refuse_varying(source: Any) -> None:
     """Raise `ValueError` for a source whose records, and with them their lengths, may change."""
     if varies_by_epoch(source):
         raise ValueError(
-            f"{source!r} may give other records in each epoch, and lengths hold for one: of a "
-            "grain.MapDataset that does not, say so, GrainSource(dataset, varies_by_epoch=False), "
-            "else give the source it is made from; pack the components of a Mixture, and mix what "
-            "is packed"
+            f"{in_words(source)} may give other records in each epoch, and lengths hold for one: "
+            "of a grain.MapDataset that does not, say so, GrainSource(dataset, "
+            "varies_by_epoch=False), else give the source it is made from; pack the components of "
+            "a Mixture, and mix what is packed"
         )
