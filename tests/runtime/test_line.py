@@ -474,7 +474,6 @@ def test_a_record_that_cannot_be_read_stops_the_batches_after_it(bad: int):
 
 SCRIPT = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 import jax, numpy as np
 from loader import DataLoader, DevicePrefetcher, Threads

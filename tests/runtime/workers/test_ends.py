@@ -66,8 +66,12 @@ def test_no_worker_outlives_its_trainer(tmp_path: Path, full: bool, record: Reco
     # A few at a time: most of what they do is to start.
     for some in [cases[start : start + 5] for start in range(0, len(cases), 5)]:
         trainers = [_started(tmp_path, *case) for case in some]
-        for (end, state, _), trainer in zip(some, trainers, strict=True):
-            _ended(trainer, end, state)
+        try:
+            for (end, state, _), trainer in zip(some, trainers, strict=True):
+                _ended(trainer, end, state)
+        finally:
+            for trainer in trainers:
+                trainer.kill()
     assert set(os.listdir("/dev/shm")) <= before
     record("an end of the trainer, its workers idle, busy or stopped", len(cases), "none is left")
 
@@ -96,15 +100,12 @@ def _started(folder: Path, end: str, state: str, how: str) -> subprocess.Popen[s
 
 
 def _ended(trainer: subprocess.Popen[str], end: str, state: str) -> None:
-    try:
-        assert trainer.stdout is not None
-        ready, *pids = trainer.stdout.readline().split() or [""]
-        assert ready == "ready", trainer.communicate(timeout=60)[1]
-        if end.startswith("SIG"):
-            os.killpg(trainer.pid, getattr(signal, end))
-        _, errors = trainer.communicate(timeout=60)
-    finally:
-        trainer.kill()
+    assert trainer.stdout is not None
+    ready, *pids = trainer.stdout.readline().split() or [""]
+    assert ready == "ready", trainer.communicate(timeout=60)[1]
+    if end.startswith("SIG"):
+        os.killpg(trainer.pid, getattr(signal, end))
+    _, errors = trainer.communicate(timeout=60)
     deadline = time.monotonic() + 5
     while any(is_alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
