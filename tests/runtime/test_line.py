@@ -1,4 +1,3 @@
-import functools
 import gc
 import random
 import signal
@@ -23,6 +22,7 @@ from loader import (
     Threads,
 )
 from loader.runtime import helper_threads, line
+from loader.runtime.workers.host_work import HostWork
 from loader.testing import assert_resumes_exactly, assert_same_batch
 from tests.data import unlike_records
 from tests.runtime.threads import (
@@ -81,7 +81,8 @@ def let_helpers_make(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     begin, numbers = line._Shared._make, random.Random(0)
 
     def some(shared: Any, task: Any) -> None:
-        of_a_stream = not isinstance(shared.make, functools.partial)  # only the helper makes those
+        maker = getattr(shared.make, "__self__", None)
+        of_a_stream = not isinstance(maker, HostWork)  # only the helper makes those
         if of_a_stream or numbers.random() < share:
             begin(shared, task)
 
