@@ -36,7 +36,7 @@ def methods_of(names: Sequence[str], given: Methods) -> OfLeaves:
     if isinstance(given, Mapping):
         if unknown := set(given) - set(names):
             raise ValueError(f"method names {sorted(unknown)}: the leaves are {list(names)}")
-        methods = {name: _checked(given.get(name, "linear")) for name in names}
+        methods: dict[str, Method] = {n: _checked(given.get(n, "linear")) for n in names}
     else:
         images = [name for name in names if not name.endswith("mask")] or names
         methods = {name: _checked(given) if name in images else "nearest" for name in names}

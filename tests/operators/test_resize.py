@@ -179,7 +179,7 @@ for flag in (cv2.INTER_LINEAR, cv2.INTER_AREA, cv2.INTER_NEAREST):
 
 
 def test_bytes_are_the_same_on_processors_of_another_kind(tmp_path: Path):
-    """As the page says of all methods but cubic: here OpenCV is told to do as on an old one."""
+    """As the page says of all but cubic: here OpenCV is told to do as on an old one."""
     images, file = pictures((2, 57, 61, 3), np.uint8), tmp_path / "images.npy"
     np.save(file, images)
     old = {"OPENCV_IPP": "disabled", "OPENCV_CPU_DISABLE": "AVX512-SKX,AVX2,FP16,AVX,SSE4.2,SSE4.1"}
