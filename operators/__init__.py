@@ -14,6 +14,7 @@ from operators.images.decode import DecodeImage
 from operators.images.flip import RandomFlip
 from operators.images.mixup import MixUp
 from operators.images.resize import Resize
+from operators.images.resized_crop import RandomResizedCrop
 from operators.normalize import Normalize
 from operators.text.lengths import CropTokens, PadTokens
 from operators.text.targets import ShiftTargets
@@ -36,6 +37,7 @@ __all__ = [
     "PadTokens",
     "RandomCrop",
     "RandomFlip",
+    "RandomResizedCrop",
     "Rename",
     "Resize",
     "Select",

@@ -17,6 +17,7 @@ from loader.transforms.operator_module import OperatorModule, OperatorOptions, a
 from loader.transforms.transform import (
     Side,
     Transform,
+    advice_of,
     call,
     draws_of,
     filters,
@@ -66,13 +67,16 @@ class _Composed:
         choice = 0 if self.probabilities is None else 1
         return choice + sum(draws_of(transform) for transform in self.transforms[:number])
 
+    def _own(self, number: int, draws: Any) -> Any:
+        """The draws of one of the transforms."""
+        if draws is None:
+            return None
+        return draws[:, self._first_draw(number) : self._first_draw(number + 1)]
+
     def _part(self, number: int, rows: Any, draws: Any, valid: Any = None) -> Any:
         """The rows after one of the transforms."""
-        own = None
-        if draws is not None:
-            own = draws[:, self._first_draw(number) : self._first_draw(number + 1)]
         try:
-            return call(self.transforms[number], rows, own, valid)
+            return call(self.transforms[number], rows, self._own(number, draws), valid)
         except RowError as error:
             raise RowError(error.row, f"{self.labels[number]}: {error}") from error.__cause__
 
@@ -103,6 +107,16 @@ class _Composed:
                     raise RowError(int(where[error.row]), str(error)) from error.__cause__
                 parts[f"{label} ({number})"] = result, where
         return merged_rows(parts, ragged=True)
+
+    def advice(self, rows: Any, draws: Any = None) -> list[str]:
+        """What the transforms say of rows like these, each of those that it would be given."""
+        said = []
+        valid = np.ones(len(jax.tree.leaves(rows)[0]), bool)
+        for number, transform in enumerate(self.transforms):
+            said += advice_of(transform, rows, self._own(number, draws))
+            if self.probabilities is None:
+                rows = self._part(number, rows, draws, valid)
+        return said
 
     def output_spec(self, spec: Spec) -> Spec:
         parts = list(zip(self.transforms, self.labels, strict=True))

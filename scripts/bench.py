@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_alone
+import bench_images
 import bench_jpeg
 import bench_workers
 import bench_workloads
@@ -41,6 +42,7 @@ WORKLOADS: dict[str, Workload] = {
     "arrayrecord": bench_workloads.arrayrecord,
     "zarr": bench_workloads.zarr,
     "jpeg": bench_jpeg.jpeg,
+    "images": bench_images.images,
     "workers": bench_workers.workers,
     "packing": bench_alone.packing,
     "overlap": bench_alone.overlap,

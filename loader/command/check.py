@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from loader.command.advice import advice_on
 from loader.command.config.calls import Reader
 from loader.command.config.config import Config
 from loader.command.config.problems import ConfigError
@@ -41,6 +43,8 @@ def check(config: Config) -> dict[str, Any]:
         # Those under way, the one in the loop and the one before it.
         "bytes_per_device": per_device * (config.settings.prefetch + 2),
     }
+    if plan.end != 0 and (advice := advice_on(loader)):
+        facts["advice"] = advice
     if config.held_out is not None:
         facts["held_out_records"] = config.held_out.plan.num_records
     return facts
@@ -80,4 +84,5 @@ def show(facts: dict[str, Any], config: Config, console: Console) -> None:
     ]
     if "held_out_records" in facts:
         lines.append(f"held out   {facts['held_out_records']:,} records")
+    lines += [f"advice     {escape(words)}" for words in facts.get("advice", [])]
     console.print("", *lines, "[green]no problem found[/green]", sep="\n", highlight=False)

@@ -129,6 +129,11 @@ class Fingerprint:
             here, there = (_POLICIES[field in each] for each in (self._values, saved))
             return f"saved with {there}, here {here}: other rows would be masked"
         digests = f"saved digest {saved.get(field, 'absent')}, here"
+        if versions := self._newer_than(field, saved):
+            return (
+                f"{digests} {self.digests[field]} (all that differs: {', '.join(versions)}. The "
+                "release that saved it gave other values there)"
+            )
         if field not in self._values:
             return f"{digests} absent"
         if field == "operators" and (places := differing_operators(saved, self.digests)):
@@ -138,6 +143,29 @@ class Fingerprint:
         text = json.dumps(describe(self._values[field]))
         text = text if len(text) <= 100 else text[:97] + "..."
         return f"{digests} {self.digests[field]} ({text})"
+
+    def _newer_than(self, field: str, saved: Mapping[str, str]) -> list[str]:
+        """The versions of classes of ours without which the digest would be the one saved."""
+        versions: list[str] = []
+        if field not in self._values:
+            return versions
+        earlier = _unversioned(self._values[field], versions)
+        return versions if digest(earlier) == saved.get(field) else []
+
+
+def _unversioned(described: Any, versions: list[str]) -> Any:
+    """The description as it was before our own classes had these versions, which are noted."""
+    if isinstance(described, list):
+        return [_unversioned(item, versions) for item in described]
+    if not isinstance(described, dict):
+        return described
+    ours = "class" not in described and "fields" in described  # they have no name of their own
+    if ours and "version" in described:
+        versions.append(str(described["version"]))
+    left = described.items()
+    return {
+        key: _unversioned(item, versions) for key, item in left if not (ours and key == "version")
+    }
 
 
 def differing_fields(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:

@@ -29,6 +29,7 @@ class Transform(Protocol):
     - `rows_at_once`, of a row-wise transform whose results are large: on the host it and the
       row-wise ones after it are applied to so many rows at a time, so that memory stays small and
       warm.
+    - `advice(rows, draws)`: what `gristmill check` says of rows like these, a list of sentences.
     - `output_spec(record_spec)`: what a record looks like afterwards; or `declared`, that spec
       itself. Where neither says, it is tried on a row of zeros.
     """
@@ -68,6 +69,12 @@ def call(transform: Transform, rows: Any, draws: Any, valid: Any = None) -> Any:
     """The transform on these rows, handed what it asks for."""
     arguments = (rows, draws) if draws_of(transform) else (rows,)
     return transform(*arguments, valid=valid) if mixes_rows(transform) else transform(*arguments)
+
+
+def advice_of(transform: Transform, rows: Any, draws: Any) -> list[str]:
+    """What a person should know who gives it such rows."""
+    advice = getattr(transform, "advice", None)
+    return [] if advice is None else advice(rows, draws)
 
 
 def checked_rows(name: str, rows: Any, count: int) -> Any:

@@ -1,16 +1,28 @@
 """Images to another size."""
 
 import dataclasses
-import functools
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
+from loader.records.memory import empty_rows
+from loader.records.optional import optional
 from loader.records.spec import Spec, leaf_spec
 from loader.records.stacking import is_ragged
-from loader.transforms.numpy_or_jax import namespace, rounded
+from loader.transforms.numpy_or_jax import is_jax
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
 from operators.images.image_spec import ImageSize, image_spec, two_sizes
+from operators.images.sampling import (
+    Method,
+    Methods,
+    OfLeaves,
+    by_leaf,
+    methods_of,
+    refuse_unfit_dtype,
+    sample_row,
+    sampled,
+    skipping,
+)
 from operators.leaves import BOTH, LeafNames, get, names_of, put
 
 
@@ -18,91 +30,53 @@ from operators.leaves import BOTH, LeafNames, get, names_of, put
 class _Resize:
     names: tuple[str, ...]
     size: tuple[int, int]
-    method: Literal["linear", "nearest"]
+    method: OfLeaves = "linear"
     sides = BOTH
     row_wise = True
+    version = "Resize gives the pixels of OpenCV"
 
     def __call__(self, rows: Any) -> Any:
-        for name in self.names:
+        for name, method in by_leaf(self.names, self.method):
             leaf = get(rows, name)
-            if is_ragged(leaf):
-                resized = np.empty((len(leaf), *self.size, leaf[0].shape[-1]), leaf[0].dtype)
-                for row, image in enumerate(leaf):
-                    resized[row] = self._resized(image[None])[0]
+            if is_jax(leaf):
+                resized = sampled(leaf, self.size, method)
             else:
-                resized = self._resized(leaf)
+                resized = self._on_host(name, leaf, method)
             rows = put(rows, name, resized)
         return rows
 
-    def _resized(self, images: Any) -> Any:
-        shape = images.shape[1:3]
-        if shape == self.size:
-            return images
-        if self.method == "nearest":
-            down, across = (_nearest(*pair) for pair in zip(shape, self.size, strict=True))
-            return images[:, down][:, :, across]
-        resized = images.astype(np.float32)
-        for axis, wanted in zip((1, 2), self.size, strict=True):
-            resized = _resized_along(axis, resized, wanted)
-        if np.dtype(images.dtype).kind in "iu":
-            info = np.iinfo(images.dtype)
-            resized = namespace(images).clip(resized.round(), info.min, info.max)
-        return resized.astype(images.dtype)
+    def _on_host(self, name: str, leaf: np.ndarray, method: Method) -> np.ndarray:
+        if not is_ragged(leaf) and leaf.shape[1:3] == self.size:
+            return leaf
+        resized = empty_rows((len(leaf), *self.size, leaf[0].shape[-1]), leaf[0].dtype)
+        for row, (image, into) in enumerate(zip(leaf, resized, strict=True)):
+            sample_row(row, name, into, image, method)
+        return resized
+
+    def advice(self, rows: Any, draws: Any = None) -> list[str]:
+        """What `gristmill check` says of images like these."""
+        said = []
+        for name, method in by_leaf(self.names, self.method):
+            for image in get(rows, name):
+                if words := skipping(name, image.shape[:2], self.size, method):
+                    said.append(words)
+                    break
+        return said
 
     def output_spec(self, spec: Spec) -> Spec:
-        for name in self.names:
+        for name, method in by_leaf(self.names, self.method):
             leaf = image_spec(spec, name)
-            if self.method == "linear" and leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2:
-                raise ValueError(
-                    f"leaf {name!r} is {leaf.dtype}, whose values float32 does not hold exactly: "
-                    f"put Cast({name!r}, np.float32) before, or use method='nearest'"
-                )
-            shape = (*self.size, leaf.shape[2])
-            spec = put(spec, name, leaf_spec(shape, leaf.dtype))
+            refuse_unfit_dtype(name, leaf, method)
+            spec = put(spec, name, leaf_spec((*self.size, leaf.shape[2]), leaf.dtype))
         return spec
 
 
-def _resized_along(axis: int, images: Any, wanted: int) -> Any:
-    """Weighted sums of neighbours, one neighbour after the other: the same bits everywhere."""
-    xp = namespace(images)
-    shape = [1, 1, 1, 1]
-    shape[axis] = wanted
-    total = None
-    for places, weights in zip(*_neighbours(images.shape[axis], wanted), strict=True):
-        part = rounded(xp.take(images, places, axis=axis) * weights.reshape(shape))
-        total = part if total is None else total + part
-    return total
-
-
-@functools.lru_cache(1024)
-def _neighbours(size: int, wanted: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each of `wanted` pixels in a line: which of `size` pixels add to it, and how much.
-
-    Weights fall off like a tent around its centre. Where the image shrinks the tent is as wide as a
-    new pixel, so that nothing is skipped. Arrays are (neighbours, wanted).
-    """
-    scale = size / wanted
-    reach = max(scale, 1.0)
-    centres = (np.arange(wanted) + 0.5) * scale - 0.5
-    count = int(np.ceil(2 * reach)) + 1
-    places = np.ceil(centres - reach).astype(np.int64) + np.arange(count)[:, None]
-    weights = np.clip(1 - np.abs(places - centres) / reach, 0, None)
-    weights[(places < 0) | (places >= size)] = 0
-    weights /= weights.sum(0)
-    used = weights.any(1)
-    return places.clip(0, size - 1)[used], weights[used].astype(np.float32)
-
-
-@functools.lru_cache(1024)
-def _nearest(size: int, wanted: int) -> np.ndarray:
-    return ((np.arange(wanted) + 0.5) * size / wanted).astype(np.int64)
-
-
 class Resize(OperatorModule):
-    """Images of any size to one size.
+    """Images of any size to one size, by OpenCV's `linear`, `area`, `cubic` or `nearest`.
 
-    `linear` averages over the pixels that a new one covers; `nearest` takes one of them, as label
-    images need.
+    `linear` and `cubic` leave out pixels where an image shrinks to less than half; `area` averages
+    them all. `method` may be a dict from leaf to method. Without one, beside an image, a leaf whose
+    name ends in "mask" is resized by `nearest`.
     """
 
     def __init__(
@@ -110,9 +84,11 @@ class Resize(OperatorModule):
         leaf: LeafNames,
         size: ImageSize,
         *,
-        method: Literal["linear", "nearest"] = "linear",
+        method: Methods = "linear",
         **options: Unpack[OperatorOptions],
     ) -> None:
-        if method not in ("linear", "nearest"):
-            raise ValueError(f"method must be 'linear' or 'nearest', got {method!r}")
-        super().__init__(_Resize(names_of(leaf), two_sizes(size), method), **options)
+        names = names_of(leaf)
+        transform = _Resize(names, two_sizes(size), methods_of(names, method))
+        super().__init__(transform, **options)
+        if self.on == "host":
+            optional("cv2", "Resize", "images")  # missing, it is said now

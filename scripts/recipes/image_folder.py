@@ -25,7 +25,7 @@ def write_some_images(folder: Path, count: int, seed: int) -> None:
 write_some_images(Path("train"), 60, seed=0)
 write_some_images(Path("test"), 21, seed=1)
 
-to_one_size = [DecodeImage("image"), Resize("image", 32)]
+to_one_size = [DecodeImage("image"), Resize("image", 32, method="area")]
 normalize = Normalize("image", mean=127.5, std=64.0, on="device")
 images = ImageFolderSource("train")
 train = DataLoader(

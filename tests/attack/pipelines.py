@@ -45,7 +45,9 @@ from operators import (
     PadTokens,
     RandomCrop,
     RandomFlip,
+    RandomResizedCrop,
     Rename,
+    Resize,
     Select,
     ShiftTargets,
     Tokenize,
@@ -158,6 +160,14 @@ OPERATORS: dict[str, OperatorKind] = {
     "center": OperatorKind(lambda seed: CenterCrop("image", 3), plain.center, "image"),
     "crop": OperatorKind(
         lambda seed: RandomCrop("image", 3, padding=1, seed=seed), plain.cropped, "image"
+    ),
+    "resize": OperatorKind(
+        lambda seed: Resize("image", (6, 5), method="nearest"), plain.resized, "image"
+    ),
+    "region": OperatorKind(
+        lambda seed: RandomResizedCrop("image", 4, method="nearest", seed=seed),
+        plain.region,
+        "image",
     ),
     "crop_and_flip": OperatorKind(_crop_and_flip, plain.cropped_and_flipped, "image"),
     "tokenize": OperatorKind(lambda seed: Tokenize(), plain.tokenized, "text"),

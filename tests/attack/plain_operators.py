@@ -114,6 +114,37 @@ def cropped(record: Record, draws: np.ndarray) -> Record:
     return {**record, "image": _cut(image, *corner.tolist())}
 
 
+def _nearest(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    rows = [int(row * (1 / (height / image.shape[0]))) for row in range(height)]
+    columns = [int(column * (1 / (width / image.shape[1]))) for column in range(width)]
+    return image[rows][:, columns]
+
+
+def resized(record: Record, _: Any) -> Record:
+    return {**record, "image": _nearest(record["image"], 6, 5)}
+
+
+def region(record: Record, draws: np.ndarray) -> Record:
+    """The first of ten sizes that fits, somewhere; else the middle."""
+    tall, wide = record["image"].shape[:2]
+    for area, ratio in zip(draws[:10].tolist(), draws[10:20].tolist(), strict=True):
+        pixels = tall * wide * (0.08 + 0.92 * area)
+        shape = np.exp(np.log(3 / 4) + (np.log(4 / 3) - np.log(3 / 4)) * ratio)
+        height, width = round(np.sqrt(pixels / shape)), round(np.sqrt(pixels * shape))
+        if 1 <= height <= tall and 1 <= width <= wide:
+            rooms = tall - height, wide - width
+            chances = zip(draws[20:], rooms, strict=True)
+            top, left = (min(int(d * np.float32(room + 1)), room) for d, room in chances)
+            break
+    else:
+        ratio = min(max(wide / tall, 3 / 4), 4 / 3)
+        height = max(1, round(min(tall, wide / ratio)))
+        width = max(1, round(min(wide, tall * ratio)))
+        top, left = (tall - height) // 2, (wide - width) // 2
+    part = record["image"][top : top + height, left : left + width]
+    return {**record, "image": _nearest(part, 4, 4)}
+
+
 def cropped_and_flipped(record: Record, draws: np.ndarray) -> Record:
     return flipped(cropped(record, draws[:2]), draws[2:])
 

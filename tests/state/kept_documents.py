@@ -63,6 +63,7 @@ from operators import (
     PadTokens,
     RandomCrop,
     RandomFlip,
+    RandomResizedCrop,
     Rename,
     Resize,
     Select,
@@ -280,6 +281,11 @@ def images(padding: int = 1) -> list[Any]:
     return [crop, flip, Resize("image", 5), CenterCrop("image", 4), Normalize("image", 3.5, 2.0)]
 
 
+def regions(scale: float = 0.2) -> list[Any]:
+    decode = DecodeImage(least=(4, 4), upright=True)  # of PNG files, of which it asks for nothing
+    return [decode, RandomResizedCrop("image", 5, scale=(scale, 0.9), seed=1)]
+
+
 def composed(chance: float = 0.5) -> list[Any]:
     choice = Choice([RandomFlip("image"), None], [chance, 1 - chance])
     return [Sequence([RandomCrop("image", 6), choice, Cast("image", np.float32)], seed=3)]
@@ -351,6 +357,11 @@ KEPT: dict[str, Kept] = {
     "source-filtered": of(filtered, "data.filtered", 2),
     "source-mapped": of(mapped, "data.mapped", False, operators=[PadTokens("tokens", 32)]),
     "operators-images": on(PICTURES, operators=images())("operators", operators=images(2)),
+    "operators-regions": Kept(
+        lambda folder: make(files(folder), operators=regions()),
+        lambda folder: make(files(folder), operators=regions(0.3)),
+        "operators",
+    ),
     "operators-composed": on(PICTURES, operators=composed())("operators", operators=composed(0.3)),
     "operators-mixup": on(PICTURES, operators=[MixUp(num_classes=5, seed=1)])(
         "operators", operators=[MixUp(num_classes=5, seed=1, alpha=0.3)]

@@ -1,0 +1,147 @@
+"""A region of each image, of random size and shape, at one size: the usual start of training."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+
+from loader.records.errors import RowError
+from loader.records.memory import empty_rows
+from loader.records.optional import optional
+from loader.records.spec import Spec, leaf_spec
+from loader.transforms.draws import below
+from loader.transforms.operator_module import OperatorModule, OperatorOptions
+from operators.images.image_spec import ImageSize, image_spec, two_sizes
+from operators.images.sampling import (
+    Methods,
+    OfLeaves,
+    by_leaf,
+    methods_of,
+    refuse_unfit_dtype,
+    sample_row,
+    skipping,
+)
+from operators.leaves import LeafNames, get, names_of, put
+
+_TRIES = 10  # of a size that fits into the image, as elsewhere
+
+
+@dataclasses.dataclass(frozen=True)
+class _ResizedCrop:
+    names: tuple[str, ...]
+    size: tuple[int, int]
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    method: OfLeaves = "linear"
+    draws = 2 * _TRIES + 2
+    row_wise = True
+
+    def __call__(self, rows: Any, draws: np.ndarray) -> Any:
+        images = get(rows, self.names[0])
+        shapes = [image.shape[:2] for image in images]
+        regions = self._regions(np.array(shapes), draws).tolist()
+        for name, method in by_leaf(self.names, self.method):
+            leaf = get(rows, name)
+            cut = empty_rows((len(leaf), *self.size, leaf[0].shape[-1]), leaf[0].dtype)
+            for row, (image, into, region) in enumerate(zip(leaf, cut, regions, strict=True)):
+                if image.shape[:2] != shapes[row]:
+                    raise RowError(
+                        row,
+                        f"leaf {name!r} is an image of {image.shape[:2]} pixels, and "
+                        f"{self.names[0]!r} of {shapes[row]}: the same region is cut out of both, "
+                        "so give them one size",
+                    )
+                top, left, height, width = region
+                part = image[top : top + height, left : left + width]
+                sample_row(row, name, into, part, method)
+            rows = put(rows, name, cut)
+        return rows
+
+    def _regions(self, shapes: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Top, left, height and width of a region of each of the images of these shapes.
+
+        The first of ten sizes that fits, anywhere in the image; if none does, the largest region of
+        an allowed shape, in the middle.
+        """
+        shapes = shapes.clip(1)  # one without pixels is refused where it is resized
+        numbers = draws.astype(np.float64)
+        tall, wide = shapes[:, :1], shapes[:, 1:]
+        areas = tall * wide * _between(self.scale, numbers[:, :_TRIES])
+        logs = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratios = np.exp(_between(logs, numbers[:, _TRIES : 2 * _TRIES]))
+        held = (wide / tall).clip(*self.ratio)  # the last of the tries, which fits always
+        heights = np.hstack([np.sqrt(areas / ratios), np.minimum(tall, wide / held)])
+        widths = np.hstack([np.sqrt(areas * ratios), np.minimum(wide, tall * held)])
+        sizes = np.stack([heights, widths], -1).round().astype(np.int64)
+        sizes[:, -1] = sizes[:, -1].clip(1)
+        fits = ((sizes >= 1) & (sizes <= shapes[:, None])).all(-1)
+        chosen = fits.argmax(1)
+        size = sizes[np.arange(len(sizes)), chosen]
+        rooms = shapes - size
+        anywhere = below(draws[:, -2:], rooms + 1)
+        corners = np.where(chosen[:, None] < _TRIES, anywhere, rooms // 2)
+        return np.hstack([corners, size])
+
+    def advice(self, rows: Any, draws: np.ndarray) -> list[str]:
+        """What `gristmill check` says of images like these."""
+        said = []
+        for name, method in by_leaf(self.names, self.method):
+            shapes = np.array([image.shape[:2] for image in get(rows, name)])
+            for _, _, height, width in self._regions(shapes, draws).tolist():
+                if words := skipping(name, (height, width), self.size, method):
+                    said.append(words)
+                    break
+        return said
+
+    def output_spec(self, spec: Spec) -> Spec:
+        for name, method in by_leaf(self.names, self.method):
+            leaf = image_spec(spec, name)
+            refuse_unfit_dtype(name, leaf, method)
+            spec = put(spec, name, leaf_spec((*self.size, leaf.shape[2]), leaf.dtype))
+        return spec
+
+
+def _between(ends: tuple[float, float], numbers: np.ndarray) -> np.ndarray:
+    return ends[0] + (ends[1] - ends[0]) * numbers
+
+
+def _range(name: str, given: Sequence[float], most: float) -> tuple[float, float]:
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not 0 < low <= high <= most or math.isinf(high):
+        up_to = "" if math.isinf(most) else f" of at most {most:g}"
+        raise ValueError(
+            f"{name} must be two positive numbers{up_to}, the smaller first, got {given!r}"
+        )
+    return low, high
+
+
+class RandomResizedCrop(OperatorModule):
+    """A region of each image at one size: of `scale` of its area, and `ratio` of width to height.
+
+    Only the region is resized, in one pass. `method` is that of `Resize`. Several leaves are cut
+    alike; beside an image, a leaf whose name ends in "mask" is sampled by `nearest`. An image in
+    which no such region is found gives its middle, as large as the ratio allows.
+    """
+
+    def __init__(
+        self,
+        leaf: LeafNames,
+        size: ImageSize,
+        *,
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        method: Methods = "linear",
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        optional("cv2", "RandomResizedCrop", "images")  # missing, it is said now
+        names, ranges = (
+            names_of(leaf),
+            (_range("scale", scale, 1), _range("ratio", ratio, math.inf)),
+        )
+        transform = _ResizedCrop(names, two_sizes(size), *ranges, methods_of(names, method))
+        super().__init__(transform, **options)
