@@ -3,6 +3,8 @@
 import concurrent.futures
 import multiprocessing
 import os
+import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -30,8 +32,21 @@ def expected() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
+    with (
+        ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        assert list(executor.map(_meet, [folder] * 2)) == [2, 2]  # both have started
         yield executor
+
+
+def _meet(folder: str) -> int:
+    """Waits for another process that does the same."""
+    Path(folder, str(os.getpid())).touch()
+    until = time.monotonic() + 60
+    while len(os.listdir(folder)) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    return len(os.listdir(folder))
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +87,8 @@ def test_a_process_pool_gives_the_same_batches(pool: Executor, expected: list[An
         assert_same([next(loader)], batches[2:3])
     assert_same(batches, list(loader_of(None, count=large)))
     whole = [size for size in sent if size >= 1024]
-    assert min(whole) > 48_000  # the pipeline, for each of the two workers, or a little more often
-    assert len(whole) <= 4
+    assert min(whole) > 48_000  # the pipeline, for each of the two workers, or a little more often:
+    assert len(whole) <= 8  # a pool gives a task to whichever is free
     assert sum(loader.stats().workers.values()) == len(batches) + 1
     with loader_of(On(pool), WhereIRun(), epochs=1) as loader:
         host = list(loader.host_batches())
