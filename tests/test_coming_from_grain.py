@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from absl import flags
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -22,6 +23,7 @@ from loader import (
     LoaderRestore,
     LoaderSave,
     MeshSharder,
+    Processes,
     Shuffle,
     Threads,
 )
@@ -180,6 +182,23 @@ def test_threads_that_read_are_workers():
     assert_same(loader, stream, masked=2)
 
 
+@pytest.fixture
+def flags_are_parsed() -> Iterator[None]:
+    """Grain reads a flag when it starts processes."""
+    flags.FLAGS.mark_as_parsed()
+    yield
+    flags.FLAGS.unparse_flags()
+
+
+@pytest.mark.usefixtures("flags_are_parsed")
+def test_processes_that_work_ahead_are_workers():
+    alone = theirs().shuffle(seed=7).map(doubled).to_iter_dataset().batch(ROWS)
+    options = grain.MultiprocessingOptions(num_workers=1)  # with more, Grain's order is another one
+    want = list(alone.mp_prefetch(options))
+    with ours(order=MATCHED, operators=[Map(doubled)], workers=Processes(1)) as loader:
+        assert_same(loader, want, masked=2)
+
+
 def test_device_put_ahead_is_prefetch_on_a_mesh():
     device = jax.devices()[0]
     stream = theirs().shuffle(seed=7).to_iter_dataset().batch(ROWS)
@@ -188,6 +207,31 @@ def test_device_put_ahead_is_prefetch_on_a_mesh():
     got, want = next(iter(loader.from_start())), next(iter(placed))
     assert got["x"].devices() == want["x"].devices() == {device}
     assert_same(loader, placed, masked=2)
+
+
+def windows(stream: grain.IterDataset) -> grain.IterDataset:
+    return grain.experimental.WindowShuffleIterDataset(stream, window_size=7, seed=3)
+
+
+def packs(stream: grain.IterDataset) -> grain.IterDataset:
+    tokens = stream.map(lambda record: {"x": record["x"][: 1 + record["id"] % 3]})
+    return grain.experimental.FirstFitPackIterDataset(
+        tokens, length_struct={"x": 8}, num_packing_bins=3
+    )
+
+
+@pytest.mark.parametrize("kind", [windows, packs])
+def test_windows_and_packing_of_grain_are_placed_and_resumed_by_the_device_prefetcher(kind: Any):
+    stream = kind(theirs().repeat(3).to_iter_dataset()).batch(4, drop_remainder=True)
+    want = list(stream)
+    with DevicePrefetcher(iter(stream), MeshSharder(ONE_DEVICE)) as placed:
+        for step in range(2):
+            assert_same_batch(next(placed), want[step], f"batch {step}")
+        state = placed.get_state()
+    with DevicePrefetcher(iter(stream), MeshSharder(ONE_DEVICE)) as placed:
+        placed.set_state(state)
+        for got, expected in zip(placed, want[2:], strict=True):
+            assert_same_batch(got, expected, "a batch after the restart")
 
 
 def test_a_stream_is_placed_by_the_device_prefetcher():

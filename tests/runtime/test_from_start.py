@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from loader import DataLoader, MeshSharder, Mixture, Shuffle, Threads
+from loader import DataLoader, DevicePrefetcher, MeshSharder, Mixture, Shuffle, Threads
 from loader.testing import assert_same_batch
 from tests.data import unlike_records
 from tests.runtime.interrupts import interrupted_at
@@ -83,6 +83,34 @@ def test_evaluations_in_a_run_are_all_alike_and_leave_the_training_batches_alone
     assert figures == [expected] * len(figures)
     assert held_out.step == 0
     assert not caplog.records
+
+
+TRAININGS: dict[str, Callable[[DataLoader], Any]] = {
+    "next": lambda loader: iter(loader.__next__, None),
+    "islice": lambda loader: (b for _ in range(4) for b in itertools.islice(loader, 3)),
+    "by_epoch": lambda loader: itertools.chain.from_iterable(loader.by_epoch()),
+    "host_batches": lambda loader: loader.host_batches(),
+    "to_grain": lambda loader: loader.to_grain(),
+    "batch_at": lambda loader: map(loader.batch_at, range(len(loader))),
+    "DevicePrefetcher": lambda loader: DevicePrefetcher(loader.host_batches()),
+}
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_evaluations_leave_every_way_to_train_alone(training: str):
+    train_on = TRAININGS[training]
+    alone = [ids(batch) for batch in train_on(make())]
+    train, held_out = make(), DataLoader(unlike_records(40), batch_size=5, order=Shuffle(1))
+    seen, figures = [], []
+    for batch in train_on(train):
+        seen.append(ids(batch))
+        if len(seen) % 3 == 0:
+            passes = held_out.from_start(), train.from_start()
+            figures.append([evaluate(one) for one in passes for evaluate in EVALUATIONS])
+    assert seen == alone
+    assert len(seen) == 12
+    assert figures == [figures[0]] * 4
+    assert held_out.step == 0
 
 
 def test_passes_run_beside_each_other_and_in_threads():

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import grain
 import numpy as np
 import pytest
 
-from loader import DataLoader, GrainSource, Packed, Shuffle, Subset, Threads
+from loader import DataLoader, GrainSource, Mixture, On, Packed, Processes, Shuffle, Subset, Threads
 from loader.testing import assert_same_batch
 from operators import MapBatch
 
@@ -133,6 +134,27 @@ def test_threads_hosts_and_a_restart_in_the_middle_change_no_packed_row(way: str
         part = make().pipeline.batch(middle, rows)
         whole = {name: leaf[rows] for name, leaf in expected[middle].items()}
         assert_same_batch(part, whole, f"rows {rows[0]} to {rows[-1]}")
+
+
+@pytest.mark.parametrize("kind", [lambda: Processes(1), lambda: On(ThreadPoolExecutor(2))])
+def test_other_kinds_of_workers_and_a_restart_change_no_row_of_any_way(kind: Any):
+    source = Documents()
+    ways = {way: Packed(source, source.lengths, ROW, **how) for way, how in WAYS.items()}
+
+    def make(**settings: Any) -> DataLoader:
+        mixture = Mixture({way: (packed, 1) for way, packed in ways.items()}, seed=3)
+        return DataLoader(mixture, batch_size=96, steps=8, **settings)
+
+    with make(prefetch=0) as plain:
+        expected = list(plain.host_batches())
+    with make(workers=kind()) as loader:
+        for step, batch in zip(range(4), loader.host_batches(), strict=False):
+            assert_same_batch(batch, expected[step], f"batch {step}")
+        state = loader.get_state()
+        loader.reset()
+        loader.set_state(state)
+        for step, batch in enumerate(loader.host_batches(), 4):
+            assert_same_batch(batch, expected[step], f"batch {step} after a restart")
 
 
 # Beside Grain and MaxText
