@@ -10,7 +10,7 @@ import pytest
 from loader import DataLoader, PadBatcher, Shuffle, StructuralConfig
 from loader.records.digest import content_key
 from loader.state.document import make_document
-from operators import RandomCrop
+from operators import RandomCrop, RandomFlip, Resize, Sequence
 from tests.state.kept_documents import (
     FOLDER,
     KEPT,
@@ -81,6 +81,26 @@ def test_a_document_with_the_pixels_resize_had_before_opencvs_is_refused_with_th
         make(PICTURES, operators=images(2)).set_state(document)  # something else has changed too
     loader.set_state(document, allow_changes={"operators"})
     assert loader.get_state()["step"] == STEP
+
+
+def test_the_reason_is_given_within_other_operators_and_only_if_nothing_else_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def bright(rows: Any) -> Any:
+        return {**rows, "image": rows["image"] + 1}
+
+    def loader() -> DataLoader:
+        inner = Sequence([RandomFlip("image"), Resize("image", 5)], seed=1)
+        return make(PICTURES, operators=[bright, inner])
+
+    with monkeypatch.context() as before:
+        before.delattr(type(Resize("image", 5).transform), "version")
+        document = loader().get_state()
+    with pytest.raises(ValueError, match="all that differs: Resize gives the pixels of OpenCV"):
+        loader().set_state(document)
+    setattr(bright, "version", 2)  # noqa: B010  # a function has no such attribute, says pyright
+    with pytest.raises(ValueError, match=r"here \w+ \(operators\[0\] .*, operators\[1\] Sequence"):
+        loader().set_state(document)
 
 
 def test_the_kept_document_of_a_stream_restores_and_the_same_batch_follows():
