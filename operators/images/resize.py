@@ -7,20 +7,20 @@ import numpy as np
 
 from loader.records.memory import empty_rows
 from loader.records.optional import optional
-from loader.records.spec import Spec, leaf_spec
+from loader.records.spec import Spec
 from loader.records.stacking import is_ragged
 from loader.transforms.numpy_or_jax import is_jax
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
-from operators.images.image_spec import ImageSize, image_spec, two_sizes
+from operators.images.image_spec import ImageSize, two_sizes
 from operators.images.sampling import (
     Method,
     Methods,
     OfLeaves,
     by_leaf,
     methods_of,
-    refuse_unfit_dtype,
     sample_row,
     sampled,
+    sampled_spec,
     skipping,
 )
 from operators.leaves import BOTH, LeafNames, get, names_of, put
@@ -64,11 +64,7 @@ class _Resize:
         return said
 
     def output_spec(self, spec: Spec) -> Spec:
-        for name, method in by_leaf(self.names, self.method):
-            leaf = image_spec(spec, name)
-            refuse_unfit_dtype(name, leaf, method)
-            spec = put(spec, name, leaf_spec((*self.size, leaf.shape[2]), leaf.dtype))
-        return spec
+        return sampled_spec(spec, by_leaf(self.names, self.method), self.size)
 
 
 class Resize(OperatorModule):

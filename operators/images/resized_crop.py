@@ -10,17 +10,17 @@ import numpy as np
 from loader.records.errors import RowError
 from loader.records.memory import empty_rows
 from loader.records.optional import optional
-from loader.records.spec import Spec, leaf_spec
+from loader.records.spec import Spec
 from loader.transforms.draws import below
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
-from operators.images.image_spec import ImageSize, image_spec, two_sizes
+from operators.images.image_spec import ImageSize, two_sizes
 from operators.images.sampling import (
     Methods,
     OfLeaves,
     by_leaf,
     methods_of,
-    refuse_unfit_dtype,
     sample_row,
+    sampled_spec,
     skipping,
 )
 from operators.leaves import LeafNames, get, names_of, put
@@ -96,11 +96,7 @@ class _ResizedCrop:
         return said
 
     def output_spec(self, spec: Spec) -> Spec:
-        for name, method in by_leaf(self.names, self.method):
-            leaf = image_spec(spec, name)
-            refuse_unfit_dtype(name, leaf, method)
-            spec = put(spec, name, leaf_spec((*self.size, leaf.shape[2]), leaf.dtype))
-        return spec
+        return sampled_spec(spec, by_leaf(self.names, self.method), self.size)
 
 
 def _between(ends: tuple[float, float], numbers: np.ndarray) -> np.ndarray:

@@ -14,8 +14,10 @@ import numpy as np
 
 from loader.records.errors import RowError
 from loader.records.optional import optional
-from loader.records.spec import LeafSpec
+from loader.records.spec import LeafSpec, Spec, leaf_spec
 from loader.transforms.numpy_or_jax import namespace, rounded
+from operators.images.image_spec import image_spec
+from operators.leaves import put
 
 Method = Literal["linear", "area", "cubic", "nearest"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -55,7 +57,16 @@ def _checked(method: Any) -> Method:
     return method
 
 
-def refuse_unfit_dtype(name: str, leaf: LeafSpec, method: Method) -> None:
+def sampled_spec(spec: Spec, methods: Iterable[tuple[str, Method]], size: tuple[int, int]) -> Spec:
+    """The spec of records of which these leaves are images of this size."""
+    for name, method in methods:
+        leaf = image_spec(spec, name)
+        _refuse_unfit_dtype(name, leaf, method)
+        spec = put(spec, name, leaf_spec((*size, leaf.shape[2]), leaf.dtype))
+    return spec
+
+
+def _refuse_unfit_dtype(name: str, leaf: LeafSpec, method: Method) -> None:
     """Raise `ValueError` for pixels that cannot be averaged."""
     if method != "nearest" and leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2:
         raise ValueError(
