@@ -20,7 +20,7 @@ from bench_timing import Pace, hold
 
 from operators import Resize
 
-_CASES = ((256, 256, 224, 256, 32), (1200, 1600, 256, 32, 16))  # given, wanted, how many, batch
+_CASES = ((256, 256, 224, 256, 64), (1200, 1600, 256, 64, 32))  # given, wanted, how many, batch
 
 
 def images(pace: Pace) -> Iterator[Result]:

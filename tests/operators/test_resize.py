@@ -67,9 +67,9 @@ def test_on_the_host_the_pixels_are_opencvs_and_those_of_the_definition(method: 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_on_the_device_they_are_within_one_step_of_those_on_the_host(method: Any):
-    cases: list[Any] = [(np.uint8, *sizes) for sizes in SIZES[:4]]
-    cases += [(np.float32, *sizes) for sizes in SIZES[:2]]
-    cases += [(dtype, (9, 17), (12, 7)) for dtype in (np.uint16, np.int8, np.bool_)]
+    cases: list[Any] = [(np.uint8, *sizes) for sizes in SIZES[:3]]
+    cases += [(np.float32, *sizes) for sizes in SIZES[:1]]
+    cases += [(dtype, (9, 17), (12, 7)) for dtype in (np.uint16, np.bool_)]
     images = [pictures((2, *given, 3), dtype) for dtype, given, _ in cases]
     images = [image / np.float32(255) if image.dtype.kind == "f" else image for image in images]
     device = [Resize("x", size, method=method, on="device") for _, _, size in cases]

@@ -26,7 +26,7 @@ def regions(count: int, image: np.ndarray = PLACES, **settings: Any) -> np.ndarr
 
 @pytest.fixture(scope="module")
 def found() -> np.ndarray:
-    return regions(2000)
+    return regions(1500)
 
 
 def test_regions_have_the_areas_and_shapes_asked_for_and_are_anywhere(found: np.ndarray):
@@ -52,7 +52,7 @@ def test_areas_and_ratios_are_distributed_as_those_of_the_plain_recipe(found: np
     """Ten tries: an area, evenly; a ratio, evenly in its logarithm; the first that fits."""
     rng = np.random.default_rng(0)
     plain = []
-    while len(plain) < 2000:
+    while len(plain) < 1500:
         for _ in range(10):
             area = 5400 * rng.uniform(0.08, 1)
             ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
