@@ -1,7 +1,7 @@
 """What workers are asked for, as both sides of it see it: the work, and those that do it.
 
 *Work* is done in steps, each a function of its number alone: the batches of a loader, or the pieces
-of a pass over a source. So it makes no difference who makes a step, nor how often it is made.
+of a pass over a source. So any worker can make a step, and it can be made again.
 """
 
 from collections.abc import Generator, Iterable

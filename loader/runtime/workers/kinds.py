@@ -1,8 +1,8 @@
-"""What a kind of worker is: who makes the steps of work, such as the host batches of a loader.
+"""What a kind of worker is. Workers make the steps of work, such as the host batches of a loader.
 
-A step is a function of its number, so it makes no difference who makes it, nor how often it is
-asked for. A *crew* is workers while they run; a *job* is the work that they are asked about. A
-worker may answer late, twice or never.
+A step is a function of its number, so any worker can make it, and it can be asked for again. A
+*crew* is workers while they run; a *job* is the work that they are asked about. A worker may answer
+late, twice or never.
 """
 
 from concurrent.futures import Future
