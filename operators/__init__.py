@@ -9,33 +9,55 @@ from loader.transforms.operator_module import Filter
 from operators.compose import Choice, Sequence
 from operators.fields import Cast, Constant, Rename, Select
 from operators.functions import Map, MapBatch
-from operators.images.crop import CenterCrop, RandomCrop
+from operators.images.affine import RandomAffine
+from operators.images.albumentations import Albumentations
+from operators.images.augment import RandAugment, TrivialAugment
+from operators.images.color_jitter import ColorJitter
+from operators.images.crop import CenterCrop, CropImage, RandomCrop
+from operators.images.cutmix import CutMix
 from operators.images.decode import DecodeImage
+from operators.images.erasing import RandomErasing
 from operators.images.flip import RandomFlip
+from operators.images.gaussian_blur import GaussianBlur
+from operators.images.grayscale import Grayscale
 from operators.images.mixup import MixUp
+from operators.images.pad import PadImage
 from operators.images.resize import Resize
 from operators.images.resized_crop import RandomResizedCrop
+from operators.images.torchvision import Torchvision
 from operators.normalize import Normalize
+from operators.one_hot import OneHot
 from operators.text.lengths import CropTokens, PadTokens
 from operators.text.targets import ShiftTargets
 from operators.text.tokenize import Tokenize
 from operators.text.tokenizers import ByteTokenizer
 
 __all__ = [
+    "Albumentations",
     "ByteTokenizer",
     "Cast",
     "CenterCrop",
     "Choice",
+    "ColorJitter",
     "Constant",
+    "CropImage",
     "CropTokens",
+    "CutMix",
     "DecodeImage",
     "Filter",
+    "GaussianBlur",
+    "Grayscale",
     "Map",
     "MapBatch",
     "MixUp",
     "Normalize",
+    "OneHot",
+    "PadImage",
     "PadTokens",
+    "RandAugment",
+    "RandomAffine",
     "RandomCrop",
+    "RandomErasing",
     "RandomFlip",
     "RandomResizedCrop",
     "Rename",
@@ -44,6 +66,8 @@ __all__ = [
     "Sequence",
     "ShiftTargets",
     "Tokenize",
+    "Torchvision",
+    "TrivialAugment",
 ]
 
 _NEW_NAMES = {"Crop": "CropTokens", "Pad": "PadTokens"}

@@ -22,8 +22,11 @@ from loader.transforms.transform import (
     draws_of,
     filters,
     mixes_rows,
+    row_wise,
+    rows_at_once,
     sides,
     spec_after,
+    thread_safe,
 )
 from operators.leaves import BOTH
 
@@ -43,6 +46,19 @@ class _Composed:
     @property
     def sides(self) -> tuple[Side, ...]:
         return tuple(s for s in BOTH if all(s in sides(t) for t in self.transforms))
+
+    @property
+    def thread_safe(self) -> bool:
+        return all(thread_safe(transform) for transform in self.transforms)
+
+    @property
+    def row_wise(self) -> bool:
+        """Not if one of several is chosen: the lengths of other rows decide the kind of a leaf."""
+        return self.probabilities is None and all(map(row_wise, self.transforms))
+
+    @property
+    def rows_at_once(self) -> int | None:
+        return rows_at_once(self.transforms[0]) if self.row_wise and self.transforms else None
 
     @property
     def draws(self) -> int:

@@ -19,6 +19,7 @@ from operators.leaves import BOTH, frozen, get, has, name_of, names_of, put, wit
 class _Select:
     names: tuple[str, ...]
     sides = BOTH
+    thread_safe = True
 
     def __call__(self, rows: Any) -> Any:
         selected: dict[str, Any] = {}
@@ -40,6 +41,7 @@ class Select(OperatorModule):
 class _Rename:
     names: tuple[tuple[str, str], ...]
     sides = BOTH
+    thread_safe = True
 
     def __call__(self, rows: Any) -> Any:
         values = [get(rows, old) for old, _ in self.names]
@@ -65,6 +67,7 @@ class Rename(OperatorModule):
 class _Cast:
     dtypes: tuple[tuple[str, str], ...]
     sides = BOTH
+    thread_safe = True
 
     def __call__(self, rows: Any) -> Any:
         for name, dtype in self.dtypes:
@@ -129,6 +132,7 @@ class _Constant:
     name: str
     value: np.ndarray
     sides = BOTH
+    thread_safe = True
 
     def __call__(self, rows: Any) -> Any:
         count = len(jax.tree.leaves(rows)[0])

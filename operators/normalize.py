@@ -20,6 +20,7 @@ class _Standardize:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     sides = BOTH
+    thread_safe = True
     row_wise = True
 
     def __call__(self, rows: Any) -> Any:

@@ -28,8 +28,11 @@ class _Decode:
     most_pixels: int | None = None
     least: tuple[int, int] | None = None
     upright: bool = False
+    thread_safe = True
     row_wise = True
-    rows_at_once = 8  # whole images are large: crop some before the next are decoded
+    # Whole images are large: crop some before the next are decoded. With eight of 400 x 500, their
+    # memory goes back to the system each time, and to take it again costs a tenth of the time.
+    rows_at_once = 4
 
     def __call__(self, rows: Any) -> Any:
         cv2 = optional("cv2", "DecodeImage", "images")

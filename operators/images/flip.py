@@ -1,6 +1,7 @@
 """Images mirrored by chance."""
 
 import dataclasses
+import functools
 from typing import Any, Literal, Unpack
 
 import jax.numpy as jnp
@@ -11,7 +12,14 @@ from loader.records.spec import Spec
 from loader.transforms.numpy_or_jax import is_jax
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
 from operators.images.image_spec import image_spec
+from operators.images.ranges import checked_probability
+from operators.images.row_by_row import Pixels, changed
+from operators.images.sampling import MOST_CHANNELS
 from operators.leaves import BOTH, LeafNames, get, names_of, put
+
+_ANY = Pixels(None, None)
+# Pixels are moved as they are, so those of any dtype are moved as such as OpenCV knows.
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.float64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +29,7 @@ class _Flip:
     probability: float
     draws = 1
     sides = BOTH
+    thread_safe = True
     row_wise = True
 
     def __call__(self, rows: Any, draws: Any) -> Any:
@@ -30,9 +39,8 @@ class _Flip:
             if is_jax(leaf):
                 flipped = jnp.where(flip[:, None, None, None], jnp.flip(leaf, self.axis), leaf)
             else:
-                flipped = leaf.copy()  # of a ragged leaf, the references
-                for row in np.flatnonzero(flip):
-                    flipped[row] = _flipped(leaf[row], self.axis)
+                mirror = functools.partial(_mirror, self.axis - 1)
+                flipped = changed(name, leaf, _ANY, mirror, flip)
             rows = put(rows, name, flipped)
         return rows
 
@@ -42,13 +50,13 @@ class _Flip:
         return spec
 
 
-def _flipped(image: np.ndarray, axis: int) -> np.ndarray:
-    """A mirrored copy."""
-    cv2 = installed("cv2")
-    if axis == 2 and cv2 is not None and image.dtype == np.uint8 and image.shape[-1] <= 4:
-        mirrored = cv2.flip(np.ascontiguousarray(image), 1)  # ten times as fast as numpy
-        return mirrored.reshape(image.shape)
-    return np.flip(image, axis - 1).copy()
+def _mirror(axis: int, row: int, image: np.ndarray, into: np.ndarray) -> None:
+    """Write the image, mirrored, into this memory."""
+    cv2, bits = installed("cv2"), _BITS.get(image.itemsize)
+    if cv2 is None or bits is None or image.shape[2] > MOST_CHANNELS:
+        into[:] = np.flip(image, axis)
+    else:  # left to right, 40 times as fast as numpy
+        cv2.flip(image.view(bits), axis, dst=into.view(bits))
 
 
 class RandomFlip(OperatorModule):
@@ -65,6 +73,5 @@ class RandomFlip(OperatorModule):
         axes = {"horizontal": 2, "vertical": 1}
         if direction not in axes:
             raise ValueError(f"direction must be one of {list(axes)}, got {direction!r}")
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability must lie in [0, 1], got {probability!r}")
-        super().__init__(_Flip(names_of(leaf), axes[direction], probability), **options)
+        chance = checked_probability(probability)
+        super().__init__(_Flip(names_of(leaf), axes[direction], chance), **options)

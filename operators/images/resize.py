@@ -32,6 +32,7 @@ class _Resize:
     size: tuple[int, int]
     method: OfLeaves = "linear"
     sides = BOTH
+    thread_safe = True
     row_wise = True
     version = "Resize gives the pixels of OpenCV"
 

@@ -7,13 +7,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from loader.records.errors import RowError
 from loader.records.memory import empty_rows
 from loader.records.optional import optional
 from loader.records.spec import Spec
 from loader.transforms.draws import below
 from loader.transforms.operator_module import OperatorModule, OperatorOptions
-from operators.images.image_spec import ImageSize, two_sizes
+from operators.images.image_spec import ImageSize, shapes_of, two_sizes
+from operators.images.ranges import between, positive_range
 from operators.images.sampling import (
     Methods,
     OfLeaves,
@@ -36,23 +36,15 @@ class _ResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     method: OfLeaves = "linear"
     draws = 2 * _TRIES + 2
+    thread_safe = True
     row_wise = True
 
     def __call__(self, rows: Any, draws: np.ndarray) -> Any:
-        images = get(rows, self.names[0])
-        shapes = [image.shape[:2] for image in images]
-        regions = self._regions(np.array(shapes), draws).tolist()
+        regions = self._regions(shapes_of(rows, self.names), draws).tolist()
         for name, method in by_leaf(self.names, self.method):
             leaf = get(rows, name)
             cut = empty_rows((len(leaf), *self.size, leaf[0].shape[-1]), leaf[0].dtype)
             for row, (image, into, region) in enumerate(zip(leaf, cut, regions, strict=True)):
-                if image.shape[:2] != shapes[row]:
-                    raise RowError(
-                        row,
-                        f"leaf {name!r} is an image of {image.shape[:2]} pixels, and "
-                        f"{self.names[0]!r} of {shapes[row]}: the same region is cut out of both, "
-                        "so give them one size",
-                    )
                 top, left, height, width = region
                 part = image[top : top + height, left : left + width]
                 sample_row(row, name, into, part, method)
@@ -68,9 +60,9 @@ class _ResizedCrop:
         shapes = shapes.clip(1)  # one without pixels is refused where it is resized
         numbers = draws.astype(np.float64)
         tall, wide = shapes[:, :1], shapes[:, 1:]
-        areas = tall * wide * _between(self.scale, numbers[:, :_TRIES])
+        areas = tall * wide * between(self.scale, numbers[:, :_TRIES])
         logs = math.log(self.ratio[0]), math.log(self.ratio[1])
-        ratios = np.exp(_between(logs, numbers[:, _TRIES : 2 * _TRIES]))
+        ratios = np.exp(between(logs, numbers[:, _TRIES : 2 * _TRIES]))
         held = (wide / tall).clip(*self.ratio)  # the last of the tries, which fits always
         heights = np.hstack([np.sqrt(areas / ratios), np.minimum(tall, wide / held)])
         widths = np.hstack([np.sqrt(areas * ratios), np.minimum(wide, tall * held)])
@@ -99,23 +91,6 @@ class _ResizedCrop:
         return sampled_spec(spec, by_leaf(self.names, self.method), self.size)
 
 
-def _between(ends: tuple[float, float], numbers: np.ndarray) -> np.ndarray:
-    return ends[0] + (ends[1] - ends[0]) * numbers
-
-
-def _range(name: str, given: Sequence[float], most: float) -> tuple[float, float]:
-    try:
-        low, high = map(float, given)
-    except (TypeError, ValueError):
-        low, high = math.nan, math.nan
-    if not 0 < low <= high <= most or math.isinf(high):
-        up_to = "" if math.isinf(most) else f" of at most {most:g}"
-        raise ValueError(
-            f"{name} must be two positive numbers{up_to}, the smaller first, got {given!r}"
-        )
-    return low, high
-
-
 class RandomResizedCrop(OperatorModule):
     """A region of each image at one size: of `scale` of its area, and `ratio` of width to height.
 
@@ -137,7 +112,7 @@ class RandomResizedCrop(OperatorModule):
         optional("cv2", "RandomResizedCrop", "images")  # missing, it is said now
         names, ranges = (
             names_of(leaf),
-            (_range("scale", scale, 1), _range("ratio", ratio, math.inf)),
+            (positive_range("scale", scale, 1), positive_range("ratio", ratio)),
         )
         transform = _ResizedCrop(names, two_sizes(size), *ranges, methods_of(names, method))
         super().__init__(transform, **options)

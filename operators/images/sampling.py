@@ -6,17 +6,18 @@ image shrinks to less than half, pixels between them are left out (it aliases). 
 that a new pixel covers; where an image grows in height or width it is OpenCV's variant of `linear`.
 """
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from loader.records.errors import RowError
 from loader.records.optional import optional
-from loader.records.spec import LeafSpec, Spec, leaf_spec
+from loader.records.spec import LeafSpec, Spec
 from loader.transforms.numpy_or_jax import namespace, rounded
-from operators.images.image_spec import image_spec
+from operators.images.image_spec import image_spec, sized_spec
 from operators.leaves import put
 
 Method = Literal["linear", "area", "cubic", "nearest"]
@@ -26,11 +27,11 @@ OfLeaves = Method | tuple[tuple[str, Method], ...]  # the same, as plain data
 
 _FLAGS = {"linear": 1, "area": 3, "cubic": 2, "nearest": 0}  # cv2.INTER_LINEAR and so on
 _OPENCVS = frozenset(np.dtype(t) for t in ("uint8", "uint16", "int16", "float32", "float64"))
-_MOST_CHANNELS = 128  # of OpenCV; of `area` four
+MOST_CHANNELS = 128  # of OpenCV; of `area` four
 _CUBIC = -0.75  # OpenCV's steepness
 
 
-def methods_of(names: Sequence[str], given: Methods) -> OfLeaves:
+def methods_of(names: Sequence[str], given: Methods, among: Sequence[Method] = METHODS) -> OfLeaves:
     """The method of all leaves, or of each by name.
 
     Where one is given for several leaves, those called masks are sampled by `nearest`.
@@ -38,10 +39,11 @@ def methods_of(names: Sequence[str], given: Methods) -> OfLeaves:
     if isinstance(given, Mapping):
         if unknown := set(given) - set(names):
             raise ValueError(f"method names {sorted(unknown)}: the leaves are {list(names)}")
-        methods: dict[str, Method] = {n: _checked(given.get(n, "linear")) for n in names}
+        methods: dict[str, Method] = {n: _checked(given.get(n, "linear"), among) for n in names}
     else:
         images = [name for name in names if not name.endswith("mask")] or names
-        methods = {name: _checked(given) if name in images else "nearest" for name in names}
+        method = _checked(given, among)
+        methods = {name: method if name in images else "nearest" for name in names}
     alike = len(set(methods.values())) == 1
     return methods[names[0]] if alike else tuple(methods.items())
 
@@ -51,9 +53,9 @@ def by_leaf(names: Sequence[str], methods: OfLeaves) -> Iterable[tuple[str, Meth
     return methods if isinstance(methods, tuple) else [(name, methods) for name in names]
 
 
-def _checked(method: Any) -> Method:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
+def _checked(method: Any, among: Sequence[Method]) -> Method:
+    if method not in among:
+        raise ValueError(f"method must be one of {list(among)}, got {method!r}")
     return method
 
 
@@ -61,12 +63,12 @@ def sampled_spec(spec: Spec, methods: Iterable[tuple[str, Method]], size: tuple[
     """The spec of records of which these leaves are images of this size."""
     for name, method in methods:
         leaf = image_spec(spec, name)
-        _refuse_unfit_dtype(name, leaf, method)
-        spec = put(spec, name, leaf_spec((*size, leaf.shape[2]), leaf.dtype))
+        refuse_unfit_dtype(name, leaf, method)
+        spec = put(spec, name, sized_spec(name, leaf, size))
     return spec
 
 
-def _refuse_unfit_dtype(name: str, leaf: LeafSpec, method: Method) -> None:
+def refuse_unfit_dtype(name: str, leaf: LeafSpec, method: Method) -> None:
     """Raise `ValueError` for pixels that cannot be averaged."""
     if method != "nearest" and leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2:
         raise ValueError(
@@ -89,19 +91,29 @@ def skipping(
     )
 
 
-def sample_row(row: int, name: str, into: np.ndarray, image: np.ndarray, method: Method) -> None:
-    """Write a row of a leaf at another size into this memory; on the host."""
+def refuse_unlike(row: int, name: str, into: np.ndarray, image: np.ndarray, done: str) -> None:
+    """Raise `RowError` for a row that is not like the memory for it, or has no pixels."""
     if image.shape[2:] != into.shape[2:] or image.dtype != into.dtype:
         raise RowError(
             row,
             f"leaf {name!r} is {image.dtype}{list(image.shape)} where others are {into.dtype} with "
-            f"{into.shape[2]} channels: bring all images to one kind before they are resized",
+            f"{into.shape[2]} channels: bring all images to one kind before they are {done}",
         )
+    refuse_empty(row, name, image)
+
+
+def refuse_empty(row: int, name: str, image: np.ndarray) -> None:
+    """Raise `RowError` for an image without pixels."""
     if not image.size:
         raise RowError(
             row,
             f"leaf {name!r} is an image of {image.shape[:2]} pixels: leave it out with a filter",
         )
+
+
+def sample_row(row: int, name: str, into: np.ndarray, image: np.ndarray, method: Method) -> None:
+    """Write a row of a leaf at another size into this memory; on the host."""
+    refuse_unlike(row, name, into, image, "resized")
     sample_into(into, image, method)
 
 
@@ -119,18 +131,33 @@ def sample_into(into: np.ndarray, image: np.ndarray, method: Method) -> None:
             return
         sampled = np.empty(into.shape, np.float32)
         sample_into(sampled, image.astype(np.float32), method)
-        into[:] = _in_dtype(sampled, image.dtype)
+        into[:] = in_dtype(sampled, image.dtype)
         return
     cv2 = optional("cv2", "Resize", "images")
-    most = 4 if method == "area" else _MOST_CHANNELS
-    if channels <= most:
-        cv2.resize(image, (width, height), dst=into, interpolation=_FLAGS[method])
-        return
-    for first in range(0, channels, most):
-        some = slice(first, first + most)
-        part = np.ascontiguousarray(image[..., some])
-        sampled = cv2.resize(part, (width, height), interpolation=_FLAGS[method])
-        into[..., some] = sampled.reshape(height, width, -1)
+    most = 4 if method == "area" else MOST_CHANNELS
+    with _without_ipp(cv2):
+        if channels <= most:
+            cv2.resize(image, (width, height), dst=into, interpolation=_FLAGS[method])
+            return
+        for first in range(0, channels, most):
+            some = slice(first, first + most)
+            part = np.ascontiguousarray(image[..., some])
+            sampled = cv2.resize(part, (width, height), interpolation=_FLAGS[method])
+            into[..., some] = sampled.reshape(height, width, -1)
+
+
+@contextlib.contextmanager
+def _without_ipp(cv2: Any) -> Iterator[None]:
+    """OpenCV's own code, in this thread: the last bit of Intel's IPP depends on the processor.
+
+    `cubic`, and `linear` of floats, take two to five times as long so; the others do not use it.
+    """
+    used = cv2.ipp.useIPP()
+    cv2.ipp.setUseIPP(False)  # 0.1 µs
+    try:
+        yield
+    finally:
+        cv2.ipp.setUseIPP(used)
 
 
 def sampled(images: Any, size: tuple[int, int], method: Method) -> Any:
@@ -146,10 +173,10 @@ def sampled(images: Any, size: tuple[int, int], method: Method) -> Any:
     if method == "nearest":
         return images[:, down[0][0]][:, :, across[0][0]]
     sums = _sums(1, images.astype(np.float32), *down)
-    return _in_dtype(_sums(2, sums, *across), images.dtype)
+    return in_dtype(_sums(2, sums, *across), images.dtype)
 
 
-def _in_dtype(values: Any, dtype: np.dtype[Any]) -> Any:
+def in_dtype(values: Any, dtype: np.dtype[Any]) -> Any:
     """Numbers of float32 in the dtype of the images: whole ones rounded, and held to its range."""
     if dtype.kind in "biu":
         values = values.round()

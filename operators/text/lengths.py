@@ -24,6 +24,7 @@ class _Pad:
     value: Any
     mask: str | None
     sides = BOTH
+    thread_safe = True
 
     def __call__(self, rows: Any) -> Any:
         for number, name in enumerate(self.names):
@@ -92,6 +93,7 @@ class _Crop:
     length: int
     random: bool
     sides = BOTH
+    thread_safe = True
 
     @property
     def draws(self) -> int:

@@ -20,6 +20,7 @@ class _ShiftTargets:
     targets: str
     mask: str
     sides = BOTH
+    thread_safe = True
 
     def __call__(self, rows: Any) -> Any:
         tokens = get(rows, self.name)

@@ -19,6 +19,10 @@ class _Tokenize:
     into: str
     tokenizer: Tokenizer
 
+    @property
+    def thread_safe(self) -> bool:
+        return getattr(self.tokenizer, "thread_safe", False)
+
     def __call__(self, rows: Any) -> Any:
         texts = get(rows, self.leaf).tolist()
         for row, text in enumerate(texts):

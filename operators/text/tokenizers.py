@@ -28,6 +28,7 @@ class ByteTokenizer:
     bos: bool = False
     eos: bool = False
     vocab_size = 259
+    thread_safe = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = []
@@ -54,6 +55,7 @@ class HuggingFaceTokenizer:
     json: str = dataclasses.field(repr=False)
     bos_id: int | None = None  # put before every text
     eos_id: int | None = None  # put after it
+    thread_safe = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = _hugging_face(self.json).encode_batch(list(texts))
@@ -73,6 +75,7 @@ class SentencePieceTokenizer:
     add_bos: bool = False
     add_eos: bool = False
     reverse: bool = False
+    thread_safe = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         options = {"add_bos": self.add_bos, "add_eos": self.add_eos, "reverse": self.reverse}

@@ -1,5 +1,7 @@
 """The operators again, on one record at a time, in plain numpy: what the oracle says they do."""
 
+import importlib
+import random
 from typing import Any
 
 import cv2
@@ -93,6 +95,16 @@ def flipped(record: Record, draws: np.ndarray) -> Record:
     return {**record, "image": record["image"][:, ::-1] if flip else record["image"]}
 
 
+def albumented(record: Record, draws: np.ndarray) -> Record:
+    """By the library itself, seeded by the draws."""
+    library = importlib.import_module("albumentations")
+    seed = int(draws[0] * 2**24) * 2**24 + int(draws[1] * 2**24)
+    pipeline = library.Compose([library.HorizontalFlip(), library.GaussNoise()])
+    pipeline.set_random_state(np.random.default_rng(seed), random.Random(seed))
+    image = pipeline(image=record["image"].copy())["image"]
+    return {**record, "image": image.reshape(record["image"].shape)}
+
+
 def flipped_or_not(record: Record, draws: np.ndarray) -> Record:
     return flipped(record, draws[1:]) if draws[0] < np.float32(0.5) else record
 
@@ -145,6 +157,91 @@ def region(record: Record, draws: np.ndarray) -> Record:
     return {**record, "image": _nearest(part, 4, 4)}
 
 
+def jittered(record: Record, draws: np.ndarray) -> Record:
+    """Brightness and contrast of grey bytes, both from a half to three halves."""
+    brightness, contrast = (np.float32(0.5) + draw * np.float32(1.0) for draw in draws[1:3])
+    return {**record, "image": enhanced(record["image"], brightness, contrast)}
+
+
+def enhanced(image: np.ndarray, brightness: np.float32, contrast: np.float32) -> np.ndarray:
+    """Both in one line, in multiples of 1/1024."""
+    mean = np.float32(image.sum()) * (np.float32(1) / np.float32(image.size))
+    gain = int(np.rint(brightness * contrast * np.float32(1024)))
+    offset = int(np.rint((1 - contrast) * brightness * mean * np.float32(1024)))
+    values = (image.astype(np.int64) * gain + offset + 512) // 1024
+    return values.clip(0, 255).astype(np.uint8)
+
+
+def greyed(record: Record, _: Any) -> Record:
+    """The mean of these pixels and two images made of them, in multiples of 1/32768."""
+    pixels = record["image"].astype(int)
+    total = 9798 * pixels + 19235 * (255 - pixels) + 3735 * (pixels // 2)
+    return {**record, "image": ((total + 2**14) // 2**15).astype(np.uint8)}
+
+
+def blurred(record: Record, draws: np.ndarray) -> Record:
+    """Or not; in multiples of 1/256 along rows, and of 2/256 along columns."""
+    if draws[0] >= np.float32(0.5):
+        return record
+    image = record["image"]
+    padded = np.pad(image, [(3, 3), (3, 3), (0, 0)], mode="reflect").astype(np.int64)
+    across, down = [0, 2, 53, 146, 53, 2, 0], [0, 2, 54, 144, 54, 2, 0]
+    rows: Any = sum(weight * padded[n : n + len(image)] for n, weight in enumerate(down))
+    total: Any = sum(w * rows[:, n : n + image.shape[1]] for n, w in enumerate(across))
+    return {**record, "image": ((total + 1 + 2**15) // 2**16).astype(np.uint8)}
+
+
+def moved(record: Record, draws: np.ndarray) -> Record:
+    """By at most half of the width and 0.4 of the height, in whole pixels; 7 comes after it."""
+    image = record["image"]
+    tall, wide = image.shape[:2]
+    right, down = (
+        round(-most + 2 * most * number)
+        for most, number in zip((0.5 * wide, 0.4 * tall), draws[2:4].tolist(), strict=True)
+    )
+    padded = np.pad(image, [(tall, tall), (wide, wide), (0, 0)], constant_values=7)
+    return {
+        **record,
+        "image": padded[tall - down : 2 * tall - down, wide - right : 2 * wide - right],
+    }
+
+
+def erased(record: Record, draws: np.ndarray) -> Record:
+    """The first of ten sizes that fits, of 4096 areas and as many shapes; or nothing."""
+    image = record["image"].copy()
+    tall, wide = image.shape[:2]
+    middles = (np.floor(draws[1:21].astype(float) * 4096) + 0.5) / 4096
+    for area, ratio in zip(middles[:10], middles[10:], strict=True):
+        side = np.sqrt((0.1 + 0.5 * area) * tall * wide)
+        shape = np.exp((np.log(0.3) + np.log(11) * ratio) / 2)
+        height, width = round(side * shape), round(side / shape)
+        if 1 <= height < tall and 1 <= width < wide:
+            rooms = tall - height, wide - width
+            chances = zip(draws[21:23], rooms, strict=True)
+            top, left = (min(int(d * np.float32(room + 1)), room) for d, room in chances)
+            if draws[0] < np.float32(0.5):
+                image[top : top + height, left : left + width] = 9
+            break
+    return {**record, "image": image}
+
+
+def window(record: Record, _: Any) -> Record:
+    return {**record, "image": record["image"][:3, :3]}
+
+
+def on_canvas(record: Record, _: Any) -> Record:
+    tall, wide = record["image"].shape[:2]
+    rooms = 6 - tall, 7 - wide
+    sides = [*((room // 2, room - room // 2) for room in rooms), (0, 0)]
+    padded = np.pad(record["image"], sides, constant_values=3)
+    real = np.pad(np.ones((tall, wide, 1), bool), sides)
+    return {**record, "image": padded, "real": real}
+
+
+def one_hot(record: Record, _: Any) -> Record:
+    return {**record, "label": np.eye(CLASSES, dtype=np.float32)[record["label"]]}
+
+
 def cropped_and_flipped(record: Record, draws: np.ndarray) -> Record:
     return flipped(cropped(record, draws[:2]), draws[2:])
 
@@ -181,18 +278,43 @@ def shifted(record: Record, _: Any) -> Record:
     return {**shorter, "tokens": tokens[:-1], "targets": tokens[1:], "loss_mask": counts}
 
 
-def mixed_up(batch: Record, draws: np.ndarray) -> Record:
-    """A whole batch: every valid row with the next of a circle of them."""
+def _in_circle(batch: Record, draws: np.ndarray) -> tuple[dict[int, int], np.ndarray]:
+    """Each valid row and the next of a circle of them; and the labels as probabilities."""
     valid = batch["valid_mask"]
     circle = [row for row in np.argsort(draws[:, 0], kind="stable").tolist() if valid[row]]
+    label = batch["label"]
+    label = np.eye(CLASSES, dtype=np.float32)[label] if label.ndim == 1 else label
+    return dict(zip(circle, [*circle[1:], *circle[:1]], strict=True)), label * valid[:, None]
+
+
+def mixed_up(batch: Record, draws: np.ndarray) -> Record:
+    """A whole batch: every valid row with its partner."""
+    partners, label = _in_circle(batch, draws)
     image = batch["image"].astype(np.float32)
-    label = np.eye(CLASSES, dtype=np.float32)[batch["label"]] * valid[:, None]
     mixed = {"image": np.zeros_like(image), "label": np.zeros_like(label)}
     quantiles = np.linspace(0, 1, 4097)
     values = scipy.special.betaincinv(0.2, 0.2, quantiles)
-    for place, row in enumerate(circle):
-        other = circle[(place + 1) % len(circle)]
+    for row, other in partners.items():
         share = np.interp(draws[row, 1], quantiles, values)
         for name, leaf in (("image", image), ("label", label)):
             mixed[name][row] = share * leaf[row] + (1 - share) * leaf[other]
     return {**batch, **mixed}
+
+
+def cut_mixed(batch: Record, draws: np.ndarray) -> Record:
+    """A whole batch: of every valid row, a part of its partner."""
+    partners, label = _in_circle(batch, draws)
+    image, labels = batch["image"].copy(), label.copy()
+    tall, wide = image.shape[1:3]
+    for row, other in partners.items():
+        share = (int(draws[row, 1] * np.float32(4096)) + 0.5) / 4096  # Beta(1, 1) is even
+        spans = []
+        for length, number in zip((tall, wide), draws[row, 2:], strict=True):
+            half = int(0.5 * np.sqrt(share) * length)
+            middle = min(int(number * np.float32(length)), length - 1)
+            spans.append((max(middle - half, 0), min(middle + half, length)))
+        (top, bottom), (left, right) = spans
+        image[row, top:bottom, left:right] = batch["image"][other, top:bottom, left:right]
+        part = (bottom - top) * (right - left) / (tall * wide)
+        labels[row] = (1 - part) * label[row] + part * label[other]
+    return {**batch, "image": image, "label": labels}

@@ -44,16 +44,26 @@ from operators import (
     Cast,
     CenterCrop,
     Choice,
+    ColorJitter,
     Constant,
+    CropImage,
     CropTokens,
+    CutMix,
     DecodeImage,
     Filter,
+    GaussianBlur,
+    Grayscale,
     Map,
     MapBatch,
     MixUp,
     Normalize,
+    OneHot,
+    PadImage,
     PadTokens,
+    RandAugment,
+    RandomAffine,
     RandomCrop,
+    RandomErasing,
     RandomFlip,
     RandomResizedCrop,
     Rename,
@@ -62,6 +72,7 @@ from operators import (
     Sequence,
     ShiftTargets,
     Tokenize,
+    TrivialAugment,
 )
 from tests.processes import run_processes
 
@@ -178,11 +189,32 @@ HOST: dict[str, Make] = {
     "RandomFlip": lambda: [RandomFlip("image", seed=3)],
     "RandomFlip of floats": lambda: [Cast("image", np.float32), RandomFlip("image", seed=3)],
     "RandomFlip, vertical": lambda: [RandomFlip("image", direction="vertical", seed=3)],
+    "CropImage and PadImage": lambda: [
+        CropImage("image", 2, 1, 5, 6),
+        PadImage("image", (11, 12), value=(1, 2, 3), mask="real"),
+        PadImage("image", (13, 12), where="corner"),
+    ],
+    "RandomErasing": lambda: [
+        RandomErasing("image", value=(7, 8, 9), seed=4),
+        RandomErasing("image", probability=1, scale=(0.1, 0.9), value="random", seed=4),
+    ],
+    "RandomErasing of floats": lambda: [
+        Cast("image", np.float32),
+        RandomErasing("image", value="random", seed=4),
+    ],
+    "OneHot": lambda: [OneHot("label", 4, smoothing=0.1), OneHot("tokens", 40, dtype=np.float16)],
     "Normalize": lambda: [Normalize("image", mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0])],
     "PadTokens": lambda: [PadTokens("tokens", 15, value=-1)],
     "CropTokens": lambda: [CropTokens("tokens", 5)],
     "CropTokens, random": lambda: [CropTokens("tokens", 5, random=True, seed=4)],
     "ShiftTargets": lambda: [ShiftTargets()],
+    "ColorJitter": lambda: [
+        ColorJitter("image", brightness=0.5, contrast=0.5, saturation=0.5, probability=0.8, seed=5)
+    ],
+    "ColorJitter with hue": lambda: [ColorJitter("image", contrast=0.5, hue=0.5, seed=5)],
+    "Grayscale": lambda: [Grayscale("image", probability=0.5, seed=5)],
+    "Grayscale, one channel": lambda: [Grayscale("image", channels=1)],
+    "GaussianBlur": lambda: [GaussianBlur("image", sigma=(0.2, 0.6), probability=0.8, seed=5)],
     "Sequence": lambda: [Sequence([RandomFlip("image"), RandomCrop("image", 5)], seed=5)],
     "Choice": lambda: [
         Choice(
@@ -197,6 +229,27 @@ HOST_ONLY: dict[str, Make] = {
     "DecodeImage and RandomResizedCrop": lambda: [
         DecodeImage("png", least=4, upright=True),
         RandomResizedCrop(["png"], 6, scale=(0.3, 0.9), method="area", seed=8),
+    ],
+    "RandomAffine": lambda: [
+        RandomAffine("image", degrees=40, translate=(0.2, 0.3), scale=(0.5, 2), shear=20, seed=9)
+    ],
+    "DecodeImage, RandomAffine and RandomErasing": lambda: [
+        DecodeImage("png"),
+        RandomAffine("png", degrees=180, probability=0.7, fill=(1, 2, 3), seed=1),
+        RandomErasing("png", value="random", seed=2),
+        PadImage("png", (12, 10), value=9, mask="real"),
+    ],
+    "DecodeImage and CropImage": lambda: [DecodeImage("png"), CropImage("png", 1, 2, 7, 6)],
+    "RandAugment": lambda: [RandAugment("image", num_ops=3, seed=9)],
+    "TrivialAugment": lambda: [TrivialAugment("image", seed=9)],
+    "DecodeImage and colours": lambda: [
+        DecodeImage("png"),
+        ColorJitter("png", brightness=0.4, hue=0.2, seed=1),
+        GaussianBlur("png", probability=0.5, seed=2),
+        Grayscale("png", probability=0.3, seed=3),
+        RandAugment("png", seed=4),
+        TrivialAugment("png", seed=5),
+        CenterCrop("png", 6),
     ],
     "DecodeImage and Resize": lambda: [DecodeImage("png"), Resize("png", (6, 7))],
     "DecodeImage and RandomCrop": lambda: [DecodeImage("png"), RandomCrop("png", 6, seed=1)],
@@ -213,7 +266,12 @@ HOST_ONLY: dict[str, Make] = {
         PadTokens("ids", 6),
     ],
 }
-WITHIN_A_STEP = ("Resize", "Resize, area", "Resize, cubic")  # as the page says
+WITHIN_A_STEP = (
+    "Resize",
+    "Resize, area",
+    "Resize, cubic",
+    "ColorJitter with hue",
+)  # as the page says
 NUMBERS = ["id", "image", "tokens", "label"]  # what a device can hold
 
 
@@ -304,6 +362,7 @@ def all_on_device() -> list[Any]:
         RandomFlip("image", seed=2, on="device"),
         Normalize("image", 100.0, 50.0, on="device"),
         MixUp(num_classes=4, alpha=0.4, seed=3),
+        CutMix(num_classes=4, seed=4),
     ]
 
 
@@ -327,6 +386,25 @@ def test_device_operators_give_the_same_batches_on_any_mesh(kind: AxisType, micr
             assert_same_batch(loader.batch_at(step), got, f"batch_at({step})")
 
 
+def test_operators_of_every_kind_give_the_same_batches_on_a_mesh_that_splits_images():
+    def make(**settings: Any) -> DataLoader:
+        operators = [
+            Select(*NUMBERS),
+            CropImage("image", 1, 0, 6, 8, on="device"),
+            PadImage("image", (8, 12), mask="real", on="device"),
+            RandomErasing("image", value="random", seed=5, on="device"),
+            OneHot("tokens", 40, on="device"),
+            CutMix(num_classes=4, seed=4),
+        ]
+        return loader_of(operators, batch_size=8, steps=3, **settings)
+
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    rules = [("image|real", P("data", None, "model")), (".*", P("data"))]
+    for got, want in zip(make(sharder=MeshSharder(mesh, rules=rules)), make(), strict=True):
+        assert len(got["image"].sharding.spec) == 3
+        assert_same_batch(got, want, "a batch")
+
+
 ON_PROCESSES = """
 import numpy as np
 from loader import Threads
@@ -338,8 +416,14 @@ jax.distributed.shutdown()
 
 
 def on_any_host() -> list[Any]:
-    host = [GrainFilter(), RandomCrop("image", (7, 9), seed=7), *all_on_device()]
-    return [*host[:2], Choice([Map(brighter), None], seed=8), *host[2:]]
+    return [
+        GrainFilter(),
+        RandomCrop("image", (7, 9), seed=7),
+        Choice([Map(brighter), None], seed=8),
+        RandomAffine("image", degrees=20, scale=(0.7, 1.2), seed=9),
+        RandAugment("image", seed=10),
+        *all_on_device(),
+    ]
 
 
 def digests_of(loader: DataLoader) -> list[dict[str, str]]:

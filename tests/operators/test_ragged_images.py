@@ -1,5 +1,6 @@
 """Images of different sizes that nothing has brought to one size: what a person is told."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cv2
@@ -8,8 +9,23 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from loader import DataLoader, DefaultBatcher, MeshSharder
-from operators import DecodeImage, Normalize, Resize
+from loader import DataLoader, DefaultBatcher, Mask, MeshSharder, OperatorModule
+from loader.records.spec import leaf_spec
+from loader.records.stacking import ragged_leaf
+from operators import (
+    CenterCrop,
+    CropImage,
+    DecodeImage,
+    GaussianBlur,
+    Normalize,
+    PadImage,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
 
 ONE_SHAPE = r"Normalize: leaf 'image' is uint8\[None, .* where numbers of one shape are needed: .*"
 
@@ -124,3 +140,83 @@ def test_statistics_of_images_that_differ_in_size_are_refused_with_the_remedy():
         Photos(encoded=True), batch_size=3, operators=[DecodeImage(), Resize("image", 4)]
     )
     normalize.fit(resized)
+
+
+class OfAnyKind:
+    """Images with another number of channels from record to record; the first has three."""
+
+    def __init__(self, channels: Sequence[int], *, spec: Any = None) -> None:
+        self.channels = channels
+        if spec is not None:
+            self.record_spec = lambda: spec
+
+    def __len__(self) -> int:
+        return len(self.channels)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": np.full((8 + index % 3, 9, self.channels[index]), index + 1, np.uint8)}
+
+
+class Decoded:
+    """As `DecodeImage`: it takes a few rows at a time, so that images of some may be alike."""
+
+    thread_safe = row_wise = True
+    rows_at_once = 4
+
+    def __call__(self, rows: Any) -> Any:
+        return rows
+
+    def output_spec(self, spec: Any) -> Any:
+        return spec
+
+
+ONE_SIZE: dict[str, Callable[[], Any]] = {
+    "RandomCrop": lambda: RandomCrop("image", 4, seed=0),
+    "CenterCrop": lambda: CenterCrop("image", 4),
+    "CropImage": lambda: CropImage("image", 0, 0, 4, 4),
+    "Resize": lambda: Resize("image", 4),
+    "RandomResizedCrop": lambda: RandomResizedCrop("image", 4, seed=1),
+    "PadImage": lambda: PadImage("image", 12),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SIZE)
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("odd", [2, 4, 5])
+def test_an_image_of_another_kind_is_named_whatever_the_batch(name: str, few: bool, odd: int):
+    def names_it(**settings: Any) -> Any:
+        operators = [*([OperatorModule(Decoded())] if few else []), ONE_SIZE[name]()]
+        channels = [3 if n < odd or n % 4 == odd % 4 - 1 else 1 for n in range(12)]
+        loader = DataLoader(OfAnyKind(channels), operators=operators, **settings)
+        return list(loader.host_batches())
+
+    for batch_size in (1, 2, 3, 4, 5, 8, 12):
+        with pytest.raises(ValueError, match=rf"^record {odd}: .*leaf 'image' is uint8\[.*, 1\]"):
+            names_it(batch_size=batch_size)
+    kept = [
+        np.concatenate([batch["image"][batch["valid_mask"]] for batch in batches])
+        for batch_size in (1, 3, 8, 12)
+        for batches in [names_it(batch_size=batch_size, on_error=Mask(log=None))]
+    ]
+    for rows in kept:
+        assert rows.shape[-1] == 3
+        np.testing.assert_array_equal(rows, kept[0])
+
+
+@pytest.mark.parametrize("name", ONE_SIZE)
+def test_images_whose_channels_are_not_known_are_refused_before_they_get_one_size(name: str):
+    spec = {"image": leaf_spec((None, None, None), np.dtype(np.uint8))}
+    with pytest.raises(ValueError, match=f"{name}: leaf 'image' has another number of channels"):
+        DataLoader(OfAnyKind([3, 3, 1], spec=spec), batch_size=1, operators=[ONE_SIZE[name]()])
+
+
+def test_what_changes_image_by_image_does_not_look_at_the_others():
+    images = [np.full((4, 5, channels), channels, np.uint8) for channels in (1, 3, 1, 3)]
+    for operator in (
+        RandomFlip("x", probability=1, seed=0),
+        RandomErasing("x", probability=1, value=9, seed=0),
+        RandomAffine("x", degrees=20, fill=7, seed=0),
+        GaussianBlur("x", sigma=1.0),
+    ):
+        together = operator({"x": ragged_leaf(images)})["x"]
+        assert [image.shape[2] for image in together] == [1, 3, 1, 3], operator.label
