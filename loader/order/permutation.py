@@ -19,6 +19,7 @@ _ROUNDS = 8
 _FACTORS = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _HALF = np.uint32(15)
 _FEW_RUNS = 16
+_POWERS = 2 ** np.arange(62)  # as many are at most n as n has bits
 _CHUNK = 32768  # indices sent through at once: their temporaries stay in the cache
 
 
@@ -62,10 +63,34 @@ def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
     if length == 1:
         return np.zeros(index.size, np.int64)
     bits = max(2, (length - 1).bit_length())
+    return _permuted(index, bits, np.array(length - 1), keys)
+
+
+def permute_by_length(index: Int64s, lengths: Int64s, keys: Keys) -> Int64s:
+    """`permute`, each index within a length of its own, all of them below 2**62."""
+    changes = np.flatnonzero(np.diff(lengths)) + 1
+    out = np.empty_like(index)
+    if changes.size <= _FEW_RUNS:  # views, where masks would copy all keys
+        ends = [*changes.tolist(), lengths.size]
+        for start, end in zip([0, *ends], ends, strict=False):
+            if start < end:
+                own = keys if keys.shape[1] == 1 else keys[:, start:end]
+                out[start:end] = permute(index[start:end], int(lengths[start]), own)
+        return out
+    bits = np.maximum(2, np.searchsorted(_POWERS, lengths - 1, side="right"))
+    for width in np.unique(bits).tolist():
+        some = np.flatnonzero(bits == width)
+        own = keys if keys.shape[1] == 1 else keys[:, some]
+        out[some] = _permuted(index[some], width, lengths[some] - 1, own)
+    return out
+
+
+def _permuted(index: Int64s, bits: int, last: Int64s, keys: Keys) -> Int64s:
+    """Each index sent through until it is at most `last`: one for all, or one for each of them."""
     word = np.uint32 if bits <= 32 else np.uint64  # half the memory, and most of the time
     one_key = keys.shape[1] == 1
     network = None
-    if one_key and index.size >= length:  # all of them: the whole network at once, to look up in
+    if one_key and index.size >= last.max() + 1:  # the whole network at once, to look up in
         network = _feistel(np.arange(1 << bits, dtype=word), bits, keys)
 
     def send(x: npt.NDArray[Any], which: Any) -> npt.NDArray[Any]:
@@ -77,29 +102,13 @@ def permute(index: Int64s, length: int, keys: Keys) -> Int64s:
     for start in range(0, index.size, _CHUNK):
         part = slice(start, start + _CHUNK)
         out[part] = send(index[part].astype(word), part)
-    last = word(length - 1)
-    outside = np.flatnonzero(out > last)
+    most = np.broadcast_to(last.astype(word), out.shape)
+    outside = np.flatnonzero(out > most)
     while outside.size:  # more than half of the network's range is inside, so few rounds
         again = send(out[outside], outside)
         out[outside] = again
-        outside = outside[again > last]
+        outside = outside[again > most[outside]]
     return out.astype(np.int64)
-
-
-def permute_by_length(index: Int64s, lengths: Int64s, keys: Keys) -> Int64s:
-    """`permute`, each index within a length of its own; lengths come in few kinds or long runs."""
-    changes = np.flatnonzero(np.diff(lengths)) + 1
-    if changes.size <= _FEW_RUNS:  # views, where masks would copy all keys
-        ends = [*changes.tolist(), lengths.size]
-        chosen = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    else:
-        chosen = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
-    out = np.empty_like(index)
-    for some in chosen:
-        own = keys if keys.shape[1] == 1 else keys[:, some]
-        if index[some].size:
-            out[some] = permute(index[some], int(lengths[some][0]), own)
-    return out
 
 
 def _feistel(x: npt.NDArray[Any], bits: int, keys: Keys) -> npt.NDArray[Any]:

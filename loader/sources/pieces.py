@@ -9,6 +9,8 @@ import numpy as np
 
 from loader.records.work import Workers
 from loader.sources.progress import bar
+from loader.sources.reading import stored_pieces
+from loader.sources.storage.stored_files import StoredPieces
 
 _RECORDS_AT_ONCE = 256
 
@@ -54,6 +56,13 @@ class Pieces:
     def make(self, step: int) -> Any:
         piece = self.piece(step)
         return self.find(self.source, records=np.arange(piece.start, piece.stop), **self.how)
+
+    def planned(self) -> "Pieces":
+        return self
+
+    def stored_pieces(self, step: int) -> StoredPieces:
+        piece = self.piece(step)
+        return stored_pieces(self.source, np.arange(piece.start, piece.stop))
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         yield "source", self.source

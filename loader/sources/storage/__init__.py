@@ -1,1 +1,4 @@
-"""Where files are: paths and globs, and files that must not change while they are read."""
+"""Where files are: on this machine or in object stores, listed once and read by spans.
+
+This part imports only `loader/records/`.
+"""

@@ -4,8 +4,6 @@ Nothing but the operating system can prevent that, but before most reads it can 
 """
 
 import mmap
-import os
-import weakref
 from typing import Any
 
 import numpy as np
@@ -13,35 +11,22 @@ import numpy as np
 from loader.records.errors import StorageError
 
 
-class FileGuard:
-    """An open file, with the size and time of change that it had when it was opened."""
+def refuse_if_cut_off(path: str, size: int, mapped: mmap.mmap) -> None:
+    """Raise `StorageError` if the mapped file, of this size when it was opened, is shorter now.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        # Kept open: a new file of that name is another. Closed when nobody needs it any more.
-        self.descriptor = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self.descriptor)
-        stat = os.fstat(self.descriptor)
-        self.size = stat.st_size
-        self.mtime_ns = stat.st_mtime_ns
-
-    def refuse_if_cut_off(self) -> None:
-        """Raise `ValueError` if the file has become shorter since it was opened."""
-        size = os.fstat(self.descriptor).st_size
-        if size < self.size:
-            raise StorageError(
-                f"{self.path} had {self.size} bytes when it was opened and has {size} now: it is "
-                "being written anew; wait for that, and open the source again"
-            )
-
-    def is_unchanged(self) -> bool:
-        stat = os.fstat(self.descriptor)
-        return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
+    The map keeps the file: a new one of that name is another.
+    """
+    now = mapped.size()
+    if now < size:
+        raise StorageError(
+            f"{path} had {size} bytes when it was opened and has {now} now: it is being written "
+            "anew; wait for that, and open the source again"
+        )
 
 
 def map_end(array: Any) -> int | None:
     """The size that a file needs for this array, which is a memory map of it; None if it is not."""
-    mapped = _map_under(array)
+    mapped = map_under(array)
     if mapped is None or not isinstance(array, np.memmap):
         return None
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
@@ -51,7 +36,7 @@ def map_end(array: Any) -> int | None:
 
 def refuse_cut_map(array: np.ndarray, end: int) -> None:
     """Raise `ValueError` if the file under a memory map has become shorter than this."""
-    mapped = _map_under(array)  # None in another process, which has a copy
+    mapped = map_under(array)  # None in another process, which has a copy
     if mapped is not None and mapped.size() < end:
         raise StorageError(
             f"the file of a memory map has {mapped.size()} bytes, and {end} were mapped: it was "
@@ -59,7 +44,8 @@ def refuse_cut_map(array: np.ndarray, end: int) -> None:
         )
 
 
-def _map_under(array: Any) -> mmap.mmap | None:
+def map_under(array: Any) -> mmap.mmap | None:
+    """The memory map that the array is a view of, if it is one."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array if isinstance(array, mmap.mmap) else None
