@@ -12,6 +12,7 @@ from loader.records.foreign import is_foreign
 from loader.records.renamed import refuse_old_names
 from loader.sources.arrays import ArraySource
 from loader.sources.grain_source import GrainSource, is_stream
+from loader.sources.hugging_face.hugging_face import is_dataset, source_of
 from loader.sources.reading import can_be_read
 
 
@@ -21,11 +22,14 @@ def as_source(data: Any) -> Any:
         raise TypeError(
             f"{data!r} is a path or a text, not a source: give ArrayRecordSource(path, parse), "
             "TensorStoreSource(path), TextLinesSource(path), JSONLinesSource(path, leaves), "
+            "ParquetSource(path), TFRecordSource(path, parse), TarSource(path), "
             "TokenWindows(path, length), arrays, or a Grain dataset"
         )
     if isinstance(data, Mapping):
         known = isinstance(data, dict) and not jax.tree_util.all_leaves([data])
         return ArraySource(data if known else dict(data))
+    if is_dataset(data):
+        return source_of(data)
     if _is_table(data):
         return ArraySource(_columns(data))
     if isinstance(data, tuple | np.ndarray | jax.Array) or _is_foreign_array(data):

@@ -17,19 +17,24 @@ from loader.records.spec import Spec
 from loader.records.stacking import row_spec, stack, unstack
 from loader.sources.as_source import as_source
 from loader.sources.reading import (
+    blocks,
     fingerprint,
     first_that_work,
     locate,
     read_rows,
     record_numbers,
     record_spec,
+    stored_pieces,
+    stored_spans,
+    thread_safety,
     varies_by_epoch,
 )
 from loader.sources.recent_records import RecentRecords
 from loader.sources.source import Source, in_words
+from loader.sources.storage.stored_files import StoredPieces, StoredSpans
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
 from loader.transforms.operator_module import as_operators
-from loader.transforms.transform import SpecUnknown, filters, spec_after
+from loader.transforms.transform import SpecUnknown, filters, spec_after, thread_safe
 
 _RECORDS_SHOWN = 4  # more than one, so that it is seen whether they differ in length
 
@@ -69,6 +74,8 @@ class Mapped(Source):
                 "one that does not change, say so: GrainSource(dataset, varies_by_epoch=False)"
             )
         self._stages = [operator.bound() for operator in self._operators]
+        if all(thread_safe(stage.transform) for stage in self._stages):
+            self.thread_safe = thread_safety(self._source) and "in turns"
         self._recent = RecentRecords(cache_bytes)
         self._digest = digest([operator.fingerprint() for operator in self._operators])
 
@@ -132,6 +139,15 @@ class Mapped(Source):
         inner = fingerprint(self._source)
         before = [inner["mapped"]] if "mapped" in inner else []  # of a source that is mapped itself
         return {**inner, "mapped": [*before, self._digest]}
+
+    def stored_spans(self, indices: Int64s) -> StoredSpans | None:
+        return stored_spans(self._source, indices)
+
+    def blocks(self) -> Int64s | None:
+        return blocks(self._source)
+
+    def stored_pieces(self, indices: Int64s) -> StoredPieces:
+        return stored_pieces(self._source, indices)
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
         return record_numbers(self._source, indices)

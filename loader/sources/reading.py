@@ -1,7 +1,6 @@
 """How a source is read, by whatever it offers, and what it says about itself.
 
-`Source` (in `source.py`) is the contract. Here, and nowhere else, is asked which of its optional
-parts a source has.
+`Source` (in `source.py`) is the contract. Only here is asked which of its optional parts there are.
 """
 
 import contextlib
@@ -9,26 +8,27 @@ import functools
 import logging
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from loader.records.digest import content_key, qualified_name
+from loader.records.digest import content_key, differing_leaves, leaf_keys, qualified_name
 from loader.records.errors import is_of_storage
-from loader.records.foreign import in_numpy, is_foreign
+from loader.records.foreign import in_numpy
 from loader.records.integers import Int64s
 from loader.records.memory import is_view
-from loader.records.spec import Spec, named_leaves
-from loader.records.stacking import copied, is_ragged, ragged_leaf, row_spec, stack
+from loader.records.spec import Spec
+from loader.records.stacking import is_ragged, ragged_leaf, row_spec, stack
+from loader.sources.one_by_one import records_of
 from loader.sources.source import in_words
+from loader.sources.storage.cache.cached_reads import not_kept
+from loader.sources.storage.stored_files import StoredPieces, StoredSpans
+from loader.sources.told import was_told
 
 logger = logging.getLogger(__name__)
 
-# Sources of which the log has said that they are odd, by their ids, which others may take over.
-_told: dict[int, weakref.ref[Any]] = {}
 _NOTHING = contextlib.nullcontext()
 _SAMPLED_RECORDS = 16
 _RECORDS_TRIED_FOR_A_SPEC = 1000
@@ -54,13 +54,24 @@ def varies_by_epoch(source: Any) -> bool:
     return getattr(source, "varies_by_epoch", False)
 
 
-def is_thread_safe(source: Any) -> bool:
-    """Whether any thread may read the source at any time: its class says so, or it does itself.
+def thread_safety(source: Any) -> Any:
+    """True, "in turns" or False: what the source says itself of threads, or its class does.
 
-    What an object passes on to another does not count: the other says it of itself.
+    What an object passes on to another does not count: the other says it of itself. A list of
+    records is thread-safe.
     """
+    if type(source) is list:  # nothing that is made of lists: that may read when it is asked
+        return True
     own = getattr(source, "__dict__", {}).get("thread_safe", False)
-    return own is True or getattr(type(source), "thread_safe", False) is True
+    for said in (own, getattr(type(source), "thread_safe", False)):
+        if said is True or isinstance(said, str):
+            return said
+    return False
+
+
+def is_thread_safe(source: Any) -> bool:
+    """Whether any thread may read the source at any time."""
+    return thread_safety(source) is True
 
 
 # The lock of each source that was read under one, by the source's id: what has taken over the id of
@@ -92,7 +103,7 @@ def read_rows(
         return _gathered(source, indices), None
     numbers = indices.tolist()
     with guarded(source):
-        records = _records(source, numbers)
+        records = records_of(source, numbers)
     there = None
     if any(record is None for record in records):
         there = np.array([record is not None for record in records])
@@ -120,38 +131,6 @@ def _gathered(source: Any, indices: Int64s) -> Any:
     if getattr(source, "owned_rows", False):
         return rows
     return jax.tree.unflatten(tree, [_owned(leaf) for leaf in leaves])
-
-
-def _records(source: Any, numbers: list[int]) -> Sequence[Any]:
-    several = hasattr(source, "__getitems__")
-    records = source.__getitems__(numbers) if several else [source[number] for number in numbers]
-    if not isinstance(records, Sequence) or len(records) != len(numbers):
-        raise ValueError(
-            f"{type(source).__name__}.__getitems__ was asked for {len(numbers)} records and gave a "
-            f"{type(records).__name__}: it must give a list with a record for each index"
-        )
-    if _share_memory(dict(zip(numbers, records, strict=True)).values()):
-        # A buffer that is filled anew for each record: now all of them hold the last one.
-        one_by_one = (source.__getitems__([n])[0] if several else source[n] for n in numbers)
-        records = [copied(record) for record in one_by_one]
-    return records
-
-
-def _share_memory(records: Iterable[Any]) -> bool:
-    """Whether the same leaf of two records begins at the same address."""
-    leaves = [
-        (place, leaf)
-        for record in records
-        for place, part in enumerate(record.values() if type(record) is dict else [record])
-        for leaf in ([part] if type(part) is np.ndarray else jax.tree.leaves(part))
-        if isinstance(leaf, np.ndarray) or is_foreign(leaf)
-    ]
-    try:  # all at once: what is made of a tensor must not take the place of another
-        arrays = [(place, in_numpy(leaf)) for place, leaf in leaves]
-    except ValueError:
-        return False  # stacking says which leaf cannot be read
-    seen = [(place, leaf.__array_interface__["data"][0]) for place, leaf in arrays if leaf.size]
-    return len(set(seen)) < len(seen)
 
 
 def locate(source: Any, record: int) -> str:
@@ -186,6 +165,39 @@ def record_numbers(source: Any, indices: Int64s) -> dict[str, Any]:
     if hasattr(source, "record_numbers"):
         return source.record_numbers(indices)
     return {"": indices % len(source) if varies_by_epoch(source) else indices}
+
+
+def blocks(source: Any) -> Int64s | None:
+    """The first record of each block that the source is stored in, ascending; None if it has none.
+
+    A block that has no record is left out.
+    """
+    starts = source.blocks() if hasattr(source, "blocks") else None
+    if starts is None:
+        return None
+    starts, end = np.asarray(starts), len(source)
+    fits = starts.ndim == 1 and starts.size and starts.dtype.kind in "iu"
+    if not fits or starts[0] != 0 or starts[-1] > end or (starts[1:] < starts[:-1]).any():
+        raise ValueError(
+            f"{type(source).__name__}.blocks must give the number of the first record of each "
+            f"block, integers that ascend from 0 to at most {end}, got {starts}"
+        )
+    return np.unique(starts[starts < end]).astype(np.int64)
+
+
+def has_stored_pieces(source: Any) -> bool:
+    """Whether the source says which pieces of stored files its records need."""
+    return hasattr(source, "stored_pieces")
+
+
+def stored_pieces(source: Any, indices: Int64s) -> StoredPieces:
+    """The pieces of stored files that a read of these records needs; none where it has none."""
+    return source.stored_pieces(indices) if has_stored_pieces(source) else []
+
+
+def stored_spans(source: Any, indices: Int64s) -> StoredSpans | None:
+    """The span of each of these records in stored files; None where a record is not one span."""
+    return source.stored_spans(indices) if hasattr(source, "stored_spans") else None
 
 
 def _owned(leaf: Any) -> Any:
@@ -258,7 +270,7 @@ def _refuse_other_when_read_again(source: Any, index: int, rows: Any) -> None:
             "operators=[...]), where records are copies; random numbers belong in .random_map or "
             "in an operator. loader.testing.assert_reads_the_same_twice(source) looks at more of it"
         )
-    if not _was_told(source):
+    if not was_told(source):
         logger.warning(
             "leaf %s is another one when it is read again, so no restart can be exact. If the "
             "source draws random numbers, move that into an operator, which draws by position",
@@ -266,34 +278,14 @@ def _refuse_other_when_read_again(source: Any, index: int, rows: Any) -> None:
         )
 
 
-def _was_told(source: Any) -> bool:
-    """Whether this was asked before."""
-    known = _told.get(id(source))
-    if known is not None and known() is source:
-        return True
-    with contextlib.suppress(TypeError):  # of a class that no weak reference can be made to
-        _told[id(source)] = weakref.ref(source)
-    return False
-
-
-def leaf_keys(rows: Any) -> dict[str, str]:
-    """A digest of each leaf of the only row, by name; none where there is no row."""
-    return {name: content_key(leaf[0]) for name, leaf in named_leaves(rows)}
-
-
-def differing_leaves(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The names of the leaves in which two records differ, of their digests."""
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-
-
 def _writes_into_records(source: Any, index: int) -> bool:
     """Whether to read a record changes what was given when it was read before."""
     if hasattr(source, "read_rows") or can_gather(source):
         return False
     with guarded(source):
-        (held,) = _records(source, [index])
+        (held,) = records_of(source, [index])
         before = leaf_keys(stack([held]))
-        _records(source, [index])
+        records_of(source, [index])
         return before != leaf_keys(stack([held]))
 
 
@@ -318,6 +310,7 @@ def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any
     return {"length": length, "spec": record_spec(source), "sample": _sample(source, indices)}
 
 
+@not_kept()
 def _sample(source: Any, indices: Int64s) -> str:
     """A digest of some records. One that cannot be read, or is unlike the others, is no reason to
     fail: it is an error, or a masked row, where it is in a batch."""

@@ -1,7 +1,7 @@
 """What a source is: the contract between where records come from and the loader."""
 
 import operator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -31,15 +31,22 @@ class Source:
       the length, the spec and a digest of some records.
     - `record_numbers(indices) -> dict`, for a source made of other sources: as
       `loader.sources.reading.record_numbers`.
+    - `blocks() -> int64 array or None`: the first record of each file, chunk or row group that the
+      records are stored in, ascending from 0. `BlockShuffle(seed)` shuffles those.
+    - `stored_pieces(indices) -> list`, for a source of files: the pieces of them that a read of
+      these records needs, as `loader.sources.reading.stored_pieces`. A cache fetches them ahead.
+    - `stored_spans(indices) -> tuple or None`, where each record is some bytes of a file: as
+      `loader.sources.reading.stored_spans`. With it, `gristmill plan` takes a fraction of the time.
     - `locate(record: int) -> str`: where a record comes from, in words, for messages.
 
     A source without `gather` and `__getitems__` is read record by record.
     """
 
-    thread_safe: bool = False
+    thread_safe: bool | Literal["in turns"] = False
     """Any thread may read at any time, beside others, under any settings of JAX and numpy, and a
     read may be broken off. Without it, the source is read by one thread at a time, whatever asks:
-    a lock is held for each read. A subclass says this anew: it may have changed how records are
+    a lock is held for each read. "in turns" says that it may be another thread each time, which
+    `workers="auto"` must know. A subclass says this anew: it may have changed how records are
     read. For a class that is not yours there is `GrainSource(source, thread_safe=True)`."""
 
     made_of_sources: ClassVar[bool] = False

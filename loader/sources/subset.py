@@ -10,15 +10,19 @@ from loader.records.integers import Int64s, checked_index, refuse_outside
 from loader.records.spec import Spec
 from loader.sources.as_source import as_source
 from loader.sources.reading import (
+    blocks,
     fingerprint,
-    is_thread_safe,
     locate,
     read_rows,
     record_numbers,
     record_spec,
+    stored_pieces,
+    stored_spans,
+    thread_safety,
     varies_by_epoch,
 )
 from loader.sources.source import Source, in_words
+from loader.sources.storage.stored_files import StoredPieces, StoredSpans
 
 
 class Subset(Source):
@@ -42,7 +46,7 @@ class Subset(Source):
         self._indices = numbers.astype(np.int64)
         refuse_outside(self._indices, len(self._source))
         self._indices.setflags(write=False)
-        self.thread_safe = is_thread_safe(self._source)
+        self.thread_safe = thread_safety(self._source)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -61,6 +65,20 @@ class Subset(Source):
         inner = fingerprint(self._source)
         before = inner.get("subset", [])  # of a subset of a subset
         return {**inner, "length": len(self), "subset": [*before, digest(self._indices)]}
+
+    def stored_spans(self, indices: Int64s) -> StoredSpans | None:
+        return stored_spans(self._source, self._indices[indices])
+
+    def blocks(self) -> Int64s | None:
+        """What is left of the source's blocks; None where a record comes before an earlier one."""
+        starts = blocks(self._source)
+        if starts is None or (np.diff(self._indices) < 0).any():
+            return None
+        of = np.searchsorted(starts, self._indices, side="right")
+        return np.flatnonzero(np.diff(of, prepend=0))
+
+    def stored_pieces(self, indices: Int64s) -> StoredPieces:
+        return stored_pieces(self._source, self._indices[indices])
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
         """The numbers within the subset; refused where the source has none."""

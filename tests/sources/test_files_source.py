@@ -1,11 +1,13 @@
 """Whole files as records."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from loader import DataLoader, FilesSource
+from loader import DataLoader, FilesSource, Shuffle
+from loader.runtime.paper.much import reads_much
 from tests.source_checks import assert_is_a_source_of
 
 TEXTS = ["first\n", "", "naïve ☕\r\n", *(f"file {n}\n" * n for n in range(1, 9))]
@@ -48,3 +50,18 @@ def test_other_contents_are_other_data(tmp_path: Path):
     assert FilesSource(write(tmp_path)).fingerprint() == before
     (tmp_path / "00.txt").write_text("FIRST\n")
     assert FilesSource(str(tmp_path / "*.txt")).fingerprint() != before
+
+
+def test_of_local_files_only_those_that_are_read_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for number in range(200):
+        (tmp_path / f"{number:03}.txt").write_text("x" * number)
+    looked_at = []
+    size_of = os.path.getsize
+    monkeypatch.setattr(os.path, "getsize", lambda path: looked_at.append(path) or size_of(path))
+    source = FilesSource(str(tmp_path / "*.txt"))
+    with DataLoader(source, batch_size=2, order=Shuffle(0), steps=3) as loader:
+        assert sum(len(batch["text"]) for batch in loader.host_batches()) == 6
+        assert reads_much(loader.pipeline, 2) is None
+    assert len(looked_at) < 20

@@ -1,7 +1,8 @@
 """A source that does not say `thread_safe` is read by one thread at a time, whatever asks."""
 
-import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from loader import DataLoader, Mapped, Mixture, Packed, Shuffle, Threads
 from loader.sources.reading import fingerprint, locate, record_spec
 
+ROOT = Path(__file__).parent.parent.parent
 RECORDS = 60
 CHANCE_S = 0.002  # how long a read waits for another that should not come
 
@@ -154,28 +156,39 @@ def test_operators_run_beside_a_read():
     assert source.together == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*fork")
+# In a process of its own: this one has the threads of many packages, which may not bear a fork.
+_FORKS = """
+import multiprocessing, os, sys
+import numpy as np
+from loader import Threads
+from tests.sources.test_one_reader import SeekAndRead, first_numbers, make
+
+class Yielding(SeekAndRead):
+    def __getitem__(self, index):
+        for _ in range(100):  # so that the fork finds a reader inside
+            os.sched_yield()
+        return {"n": np.int32(index)}
+
+loader = make(Yielding(), workers=Threads(int(sys.argv[1])), prefetch=6)
+batches = loader.host_batches()
+assert first_numbers(batches, 3) == [0, 2, 4]
+
+def child():
+    assert first_numbers(batches, 5) == [6, 8, 10, 12, 14]
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(60)
+process.kill()
+process.join()
+assert process.exitcode == 0, process.exitcode
+assert first_numbers(batches, 5) == [6, 8, 10, 12, 14]
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_fork_in_the_middle_of_a_read_does_not_hang(threads: int):
-    class Yielding(SeekAndRead):
-        def __getitem__(self, index: int) -> Any:
-            for _ in range(100):  # so that the fork finds a reader inside
-                os.sched_yield()
-            return {"n": np.int32(index)}
-
-    loader = make(Yielding(), workers=Threads(threads), prefetch=6)
-    batches = loader.host_batches()
-    assert first_numbers(batches, 3) == [0, 2, 4]
-
-    def child() -> None:
-        assert first_numbers(batches, 5) == [6, 8, 10, 12, 14]
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(60)
-    process.kill()
-    process.join()
-    assert process.exitcode == 0
-    assert first_numbers(batches, 5) == [6, 8, 10, 12, 14]
-    loader.close()
+    command = [sys.executable, "-W", "ignore", "-c", _FORKS, str(threads)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

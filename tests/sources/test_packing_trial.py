@@ -166,6 +166,7 @@ def recipe() -> Any:
     (text,) = [text for text in examples if "def maxtext" in text]
     names: dict[str, Any] = {}
     exec(text, names)
+    names["loader"].close()  # the function holds all names of the example, and so its threads
     return names["maxtext"]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from loader import BlockShuffle, DataLoader, TensorStoreSource
+from loader import BlockShuffle, DataLoader, TensorStoreSource, Threads
 from loader.testing import assert_covers_each_record_once
 from tests.data import unlike_records
 from tests.source_checks import assert_is_a_source_of
@@ -175,7 +175,7 @@ def test_a_block_shuffle_reads_every_chunk_once(tmp_path: Path):
     with served(tmp_path, chunks.append) as url:
         source = TensorStoreSource({"id": f"{url}/{Path(path).name}"}, cache_bytes=8 * 4 * 4)
         order = BlockShuffle(3, block_size=source.block_size, window=3)
-        loader = DataLoader(source, batch_size=7, order=order)
+        loader = DataLoader(source, batch_size=7, order=order, workers=Threads(1))
         assert_covers_each_record_once(loader, "id")
     assert Counter(chunks) == Counter({f"/id.zarr/c/{number}": 1 for number in range(50)})
 

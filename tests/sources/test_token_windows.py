@@ -40,6 +40,28 @@ def test_windows_are_the_same_from_memory_and_from_files(length: int, stride: in
         assert (rows.dtype, len(source)) == (np.uint16, len(expected))
 
 
+def write_npy(path: Path, tokens: np.ndarray) -> str:
+    np.save(path, tokens)
+    return str(path)
+
+
+def test_windows_of_several_files_are_those_of_each(tmp_path: Path):
+    parts = [TOKENS[:20], TOKENS[20:22], TOKENS[22:41], TOKENS[41:]]
+    paths = [write_npy(tmp_path / f"{n}.npy", part) for n, part in enumerate(parts)]
+    source = TokenWindows(paths, 4, 3)
+    each = [TokenWindows(part, 4, 3) for part in parts if len(part) >= 4]
+    expected = np.concatenate([one.gather(np.arange(len(one)))["tokens"] for one in each])
+    np.testing.assert_array_equal(source.gather(np.arange(len(expected)))["tokens"], expected)
+    assert len(source) == len(expected)
+    assert_is_a_source_of(TokenWindows(paths, 1), {"tokens": TOKENS[:, None]}, "tokens")
+    assert source.tokens_left_out == sum(one.tokens_left_out for one in each) + 2
+    assert source.locate(6).endswith("2.npy")
+    assert source.fingerprint() != TokenWindows(paths[::-1], 4, 3).fingerprint()
+    np.save(paths[0], TOKENS[:18])
+    with pytest.raises(ValueError, match=r"0\.npy is shorter than it was"):
+        source.gather(np.arange(3, 6))
+
+
 @pytest.mark.parametrize("kind", ["array", "npy", "raw"])
 def test_token_windows_are_a_source(kind: str, tmp_path: Path):
     source = {
@@ -122,10 +144,11 @@ def test_files_that_make_no_windows_are_refused_by_name(tmp_path: Path):
         TokenWindows(npy, 2, dtype=np.uint16)
     with pytest.raises(ValueError, match=r"tokens\.bin holds 35 tokens, fewer than one window"):
         TokenWindows(raw, 36, dtype=np.uint32)
-    with pytest.raises(ValueError, match="names 2 files"):
-        TokenWindows(tmp_path / "tokens.*", 2)
-    with pytest.raises(ValueError, match=r"'gs://bucket/tokens\.npy' is not on this machine"):
-        TokenWindows("gs://bucket/tokens.npy", 2)
+    np.save(tmp_path / "wide.npy", np.arange(9))
+    with pytest.raises(ValueError, match=r"wide\.npy holds int64 and .*tokens\.npy uint16: give"):
+        TokenWindows([npy, str(tmp_path / "wide.npy")], 2)
+    with pytest.raises(ValueError, match="2 files holds 79 tokens, fewer than one window of 71"):
+        TokenWindows([npy, write_npy(tmp_path / "more.npy", TOKENS[:9])], 71)
     raw.write_bytes(b"odd")
     with pytest.raises(ValueError, match="3 bytes, no multiple of the 2 of a uint16"):
         TokenWindows(raw, 1, dtype=np.uint16)

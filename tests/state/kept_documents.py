@@ -9,6 +9,7 @@ Where that is meant (a new kind of source, or a new `STATE_VERSION`):
 """
 
 import functools
+import importlib
 import json
 import struct
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import datasets
 import grain
 import numpy as np
 import tensorstore as ts
@@ -30,6 +32,7 @@ from loader import (
     DevicePrefetcher,
     FilesSource,
     Filtered,
+    HuggingFaceSource,
     ImageFolderSource,
     JSONLinesSource,
     Mapped,
@@ -38,30 +41,45 @@ from loader import (
     Msgpack,
     Packed,
     PadBatcher,
+    ParquetSource,
     RawArrays,
     Sequential,
     Shuffle,
     Subset,
+    TarSource,
     TensorStoreSource,
     TextLinesSource,
+    TFExample,
+    TFRecordSource,
     TokenWindows,
 )
 from loader.records.digest import content_key
 from operators import (
+    Albumentations,
     ByteTokenizer,
     Cast,
     CenterCrop,
     Choice,
+    ColorJitter,
     Constant,
+    CropImage,
     CropTokens,
+    CutMix,
     DecodeImage,
     Filter,
+    GaussianBlur,
+    Grayscale,
     Map,
     MapBatch,
     MixUp,
     Normalize,
+    OneHot,
+    PadImage,
     PadTokens,
+    RandAugment,
+    RandomAffine,
     RandomCrop,
+    RandomErasing,
     RandomFlip,
     RandomResizedCrop,
     Rename,
@@ -70,10 +88,13 @@ from operators import (
     Sequence,
     ShiftTargets,
     Tokenize,
+    TrivialAugment,
 )
 from tests.data import RECORD_SPEC, unlike_records, write_array_record, write_raw_records
+from tests.sources.formats.plain_tar import pack
 
 FOLDER = Path(__file__).parent / "fixtures"
+FORMATS = Path(__file__).parents[1] / "sources" / "formats" / "files"
 STEP = 3
 IMAGES = np.arange(12 * 8 * 8 * 3).reshape(12, 8, 8, 3) % 251
 PICTURES = {"image": IMAGES.astype(np.uint8), "label": np.arange(12, dtype=np.int32) % 5}
@@ -222,6 +243,26 @@ def _png(image: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
+def parquet(folder: Path, age: int = -1) -> ParquetSource:
+    return ParquetSource(FORMATS / "people.parquet", ["id", "age"], nulls={"age": age})
+
+
+def tfrecord(folder: Path, rare: int = -7) -> TFRecordSource:
+    parse = TFExample({"id": "int64", "image": bytes, "rare": "int32"}, {"rare": rare})
+    return TFRecordSource(FORMATS / "*.tfrecord", parse)
+
+
+def tar(folder: Path, last: int = 22) -> TarSource:
+    numbers = [*range(22), last]
+    return TarSource(pack(folder / "a.tar", {f"{n}.cls": b"%d" % n for n in numbers}))
+
+
+def hugging_face(folder: Path, last: int = 22) -> HuggingFaceSource:
+    numbers = [*range(22), last]
+    texts = [f"text {n}" for n in numbers]
+    return HuggingFaceSource(datasets.Dataset.from_dict({"id": numbers, "text": texts}))
+
+
 def grain_dataset(folder: Path, seed: int = 5) -> grain.MapDataset:
     rows = [{"id": np.int32(n)} for n in range(19)]
     return grain.MapDataset.source(rows).seed(seed).shuffle().map(doubled)
@@ -286,6 +327,29 @@ def regions(scale: float = 0.2) -> list[Any]:
     return [decode, RandomResizedCrop("image", 5, scale=(scale, 0.9), seed=1)]
 
 
+def warps(degrees: float = 20.0) -> list[Any]:
+    settings: Any = {"translate": (0.1, 0.2), "scale": (0.5, 2), "shear": 5, "fill": (1, 2, 3)}
+    # By "nearest": of what "linear" gives, another processor may round a value differently.
+    affine = RandomAffine("image", degrees=degrees, method="nearest", seed=1, **settings)
+    canvas = PadImage("image", (9, 10), value=4, where="corner", mask="real")
+    erase = RandomErasing("image", scale=(0.1, 0.5), ratio=(0.5, 2), value="random", seed=2)
+    window = CropImage("image", 1, 2, 7, 6)
+    return [affine, canvas, erase, window, OneHot("label", 5, smoothing=0.1)]
+
+
+def colours(brightness: float = 0.4) -> list[Any]:
+    jitter = ColorJitter("image", brightness=brightness, saturation=0.4, probability=0.8, seed=1)
+    grey, blur = Grayscale("image", probability=0.2, seed=1), GaussianBlur("image", seed=1)
+    augment = RandAugment("image", method="nearest", seed=1)
+    return [jitter, grey, blur, augment, TrivialAugment("image", method="nearest", seed=1)]
+
+
+def albumented(chance: float = 0.5) -> list[Any]:
+    library = importlib.import_module("albumentations")
+    steps = [library.RandomCrop(6, 6), library.D4(p=chance), library.GaussNoise()]
+    return [Albumentations(library.Compose(steps), seed=1)]
+
+
 def composed(chance: float = 0.5) -> list[Any]:
     choice = Choice([RandomFlip("image"), None], [chance, 1 - chance])
     return [Sequence([RandomCrop("image", 6), choice, Cast("image", np.float32)], seed=3)]
@@ -322,6 +386,11 @@ KEPT: dict[str, Kept] = {
     "order-shuffle": on(order=Shuffle(7))("order.seed", order=Shuffle(8)),
     "order-match-grain": on(order=Shuffle(7, match_grain=True))("order", order=Shuffle(7)),
     "order-blocks": on(order=BlockShuffle(7, 4, 2))("order", order=BlockShuffle(7, 4, 3)),
+    "order-own-blocks": Kept(
+        lambda folder: make(records(folder, (3, 9, 1, 7)), order=BlockShuffle(7, window=2)),
+        lambda folder: make(records(folder, (3, 9, 1, 7)), order=BlockShuffle(7, window=3)),
+        "order",
+    ),
     "batcher-pad": on(batcher=PadBatcher(), remainder="drop")(
         "batcher", batcher=DefaultBatcher(), remainder="drop"
     ),
@@ -340,6 +409,10 @@ KEPT: dict[str, Kept] = {
     "source-image-folder": of(
         image_folder, "data.classes", "elk", operators=[DecodeImage(size=(8, 8))]
     ),
+    "source-parquet": of(parquet, "data.nulls", -2),
+    "source-tfrecord": of(tfrecord, "data.parse", -8, operators=[Select("id", "rare")]),
+    "source-tar": of(tar, "data.sample", 23),
+    "source-hugging-face": of(hugging_face, "data.sample", 23, operators=[Select("id")]),
     "source-grain": of(grain_dataset, "data.sample", 6),
     "source-of-a-user": on(Texts())("operators", operators=[Tokenize(), PadTokens("tokens", 25)]),
     "source-mixture": of(mixture, "data.shares", 4),
@@ -362,9 +435,19 @@ KEPT: dict[str, Kept] = {
         lambda folder: make(files(folder), operators=regions(0.3)),
         "operators",
     ),
+    "operators-colours": on(PICTURES, operators=colours())("operators", operators=colours(0.3)),
+    "operators-albumentations": Kept(
+        lambda folder: make(PICTURES, operators=albumented()),
+        lambda folder: make(PICTURES, operators=albumented(0.3)),
+        "operators",
+    ),
     "operators-composed": on(PICTURES, operators=composed())("operators", operators=composed(0.3)),
     "operators-mixup": on(PICTURES, operators=[MixUp(num_classes=5, seed=1)])(
         "operators", operators=[MixUp(num_classes=5, seed=1, alpha=0.3)]
+    ),
+    "operators-warps": on(PICTURES, operators=warps())("operators", operators=warps(21.0)),
+    "operators-cutmix": on(PICTURES, operators=[CutMix(num_classes=5, seed=1)])(
+        "operators", operators=[CutMix(num_classes=5, seed=1, alpha=0.3)]
     ),
     "operators-texts": on(Texts(), operators=texts())("operators", operators=texts(11)),
     "operators-fields": on(operators=fields())("operators", operators=fields(2.5)),

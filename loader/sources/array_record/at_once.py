@@ -30,12 +30,23 @@ class AtOnce:
         """Whether the threads are of this process: a fork has none of them."""
         return self._pid == os.getpid()
 
-    def call(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
-        """Return when all calls have; raise what the first of them raised that did."""
+    def call(
+        self,
+        function: Callable[[Any], None],
+        arguments: Sequence[Any],
+        timeout_s: float | None = None,
+    ) -> None:
+        """Return when all calls have; raise what the first of them raised that did.
+
+        If none returns for so long, `TimeoutError`; its threads are not to be used again.
+        """
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         for argument in arguments:
             self._tasks.put((function, argument, done))
-        errors = [done.get() for _ in arguments]
+        try:
+            errors = [done.get(timeout=timeout_s) for _ in arguments]
+        except queue.Empty:
+            raise TimeoutError from None
         for error in errors:
             if error is not None:
                 raise error

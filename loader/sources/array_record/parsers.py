@@ -21,6 +21,7 @@ class RawArrays:
     """
 
     spec: Spec
+    thread_safe = True
 
     def __post_init__(self) -> None:
         for name, leaf in named_leaves(self.spec):
@@ -84,6 +85,8 @@ class RawArrays:
 @dataclasses.dataclass(frozen=True)
 class Msgpack:
     """Parses msgpack records: maps of numbers, texts and of arrays as Flax packs them."""
+
+    thread_safe = True
 
     def __call__(self, data: bytes) -> Any:
         return serialization.msgpack_restore(data)

@@ -24,9 +24,12 @@ from loader.sources.reading import (
     read_rows,
     record_numbers,
     record_spec,
+    stored_pieces,
+    thread_safety,
     varies_by_epoch,
 )
 from loader.sources.source import Source
+from loader.sources.storage.stored_files import StoredPieces
 
 
 class Mixture(Source):
@@ -60,6 +63,8 @@ class Mixture(Source):
         weights: dict[str, Fraction] = {}
         for name in sorted(components, key=str):  # so that their order in the dict is nothing
             self._sources[name], weights[name] = _checked_component(name, components[name])
+        if all(map(thread_safety, self._sources.values())):
+            self.thread_safe = "in turns"
         self._seed = checked_int("seed", seed)
         self._shares = shares(weights)
         for name, share in self._shares.items():
@@ -124,6 +129,11 @@ class Mixture(Source):
             records = permute(offsets, len(source), keys)
             varies = varies_by_epoch(source)
             yield name, places, records + epochs * len(source) if varies else records
+
+    def stored_pieces(self, indices: Int64s) -> StoredPieces:
+        asked = self._asked(indices)
+        found = (stored_pieces(self._sources[name], records) for name, _, records in asked)
+        return [each for several in found for each in several]
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
         """The number of each record within its component, and of the component in `names`."""

@@ -26,9 +26,18 @@ from loader.sources.packing.packed_rows import (
 from loader.sources.packing.read_cost import ReadCost
 from loader.sources.packing.row_plan import Ints, RowPlan, checked_lengths
 from loader.sources.packing.tokens_file import TokensFile
-from loader.sources.reading import fingerprint, knows_spec, locate, read_rows, varies_by_epoch
+from loader.sources.reading import (
+    fingerprint,
+    knows_spec,
+    locate,
+    read_rows,
+    stored_pieces,
+    thread_safety,
+    varies_by_epoch,
+)
 from loader.sources.recent_records import RecentRecords
 from loader.sources.source import Source, in_words
+from loader.sources.storage.stored_files import StoredPieces
 
 Mode = Literal["fit", "concat"]
 
@@ -81,6 +90,7 @@ class Packed(Source):
     ) -> None:
         self._source = as_source(source)
         refuse_varying(self._source)
+        self.thread_safe = thread_safety(self._source) and "in turns"
         self._lengths = checked_lengths(lengths)
         if len(self._lengths) != len(self._source):
             raise ValueError(
@@ -176,6 +186,11 @@ class Packed(Source):
         if self._plan.cuts and self._positions == "row":
             own["pack.positions"] = "from 0 in each row; positions='record' goes on over pieces"
         return {**inner, **own}
+
+    def stored_pieces(self, indices: Int64s) -> StoredPieces:
+        if self._tokens is not None:
+            return []  # that file is on this machine
+        return stored_pieces(self._source, np.unique(self._plan.pieces(indices).record))
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
         raise ValueError(

@@ -16,7 +16,7 @@ import numpy as np
 from loader.records.integers import Int64s
 from loader.records.whole_file import whole_file
 from loader.sources.packing.row_plan import Ints, checked_lengths
-from loader.sources.storage.file_guard import FileGuard
+from loader.sources.storage.file_guard import map_under, refuse_if_cut_off
 
 Path = str | os.PathLike[str]
 
@@ -34,8 +34,7 @@ class TokensFile:
             raise ValueError(
                 f"there is no file of tokens {self.path}: {_remedy(path)} writes it, once"
             )
-        self._guard = FileGuard(self.path)
-        note = _note_of(self._guard)
+        note = _note_of(self.path)
         if note is None:
             raise ValueError(
                 f"{self.path} is not a whole file of tokens: give the path of one that "
@@ -45,6 +44,7 @@ class TokensFile:
         size, records = note["tokens"], note["records"]
         item, dtype = tuple(note["item"]), np.dtype(note["dtype"])
         mapped = np.asarray(np.memmap(self.path, np.uint8, "r"))
+        self._map, self._size = map_under(mapped), len(mapped)
         end = size * dtype.itemsize * int(np.prod(item, dtype=np.int64))
         self._tokens = mapped[:end].view(dtype).reshape(size, *item)
         lengths = mapped[end : end + 8 * records].tobytes()  # of any alignment
@@ -53,7 +53,8 @@ class TokensFile:
 
     def of(self, records: Int64s) -> list[np.ndarray]:
         """The tokens of each of these records."""
-        self._guard.refuse_if_cut_off()
+        assert self._map is not None  # it holds the note at least
+        refuse_if_cut_off(self.path, self._size, self._map)
         ends = self._ends[records]
         begins = ends - self.lengths[records]
         pairs = zip(begins.tolist(), ends.tolist(), strict=True)
@@ -124,22 +125,26 @@ def kept_tokens(path: Path, key: str) -> TokensFile | None:
 
 def refuse_to_replace(path: Path) -> None:
     """Raise `ValueError` if there is a file at this path that was not written here."""
-    if os.path.exists(path) and _note_of(FileGuard(os.fspath(path))) is None:
+    if os.path.exists(path) and _note_of(path) is None:
         raise ValueError(
             f"{os.fspath(path)} is there already, and is not a file of tokens that index_lengths "
             "has written: give another path for tokens, or remove it"
         )
 
 
-def _note_of(guard: FileGuard) -> dict[str, Any] | None:
+def _note_of(path: Path) -> dict[str, Any] | None:
     """What the end of the file says, if it is one of ours and whole."""
-    tail = os.pread(guard.descriptor, _NOTE_LENGTH_BYTES, max(0, guard.size - _NOTE_LENGTH_BYTES))
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        begin = file.seek(max(0, size - _NOTE_LENGTH_BYTES - _LONGEST_NOTE))
+        end = file.read(size - begin)
+    tail = end[-_NOTE_LENGTH_BYTES:]
     length = int.from_bytes(tail, "little")
-    start = guard.size - _NOTE_LENGTH_BYTES - length
+    start = size - _NOTE_LENGTH_BYTES - length
     if len(tail) < _NOTE_LENGTH_BYTES or length > _LONGEST_NOTE or start < 0:
         return None
     try:
-        note = json.loads(os.pread(guard.descriptor, length, start))
+        note = json.loads(end[-_NOTE_LENGTH_BYTES - length : -_NOTE_LENGTH_BYTES])
     except ValueError:
         return None
     if not isinstance(note, dict) or note.get("format") != _FORMAT:

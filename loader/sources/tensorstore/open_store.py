@@ -5,6 +5,10 @@ from typing import Any
 
 import tensorstore as ts
 
+from loader.records.errors import StorageError
+from loader.sources.storage.redirect import redirect_tensorstore, s3_settings
+from loader.sources.storage.stores import is_address, timeout_s
+
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr", "attributes.json": "n5"}
 
 
@@ -28,9 +32,12 @@ def absolute(given: Any) -> Any:
 
 def open_store(given: Any, context: ts.Context | None) -> tuple[str, ts.TensorStore]:
     """The open array, its domain beginning at 0, and the name that messages give it."""
+    redirect_tensorstore()
     name, spec = _spec(given, context)
     try:
-        store = ts.open(spec, read=True, open=True, context=context).result()
+        store = answered(ts.open(spec, read=True, open=True, context=context), name)
+    except StorageError:
+        raise
     except (ValueError, NotImplementedError) as error:
         kind = FileNotFoundError if str(error).startswith("NOT_FOUND") else ValueError
         if '"group"' in str(error):
@@ -51,15 +58,29 @@ def reason(error: BaseException | None) -> str:
     return str(error).split(" [tensorstore_spec=")[0].split(" [source locations=")[0]
 
 
+def answered(future: Any, name: str) -> Any:
+    """What TensorStore gives. A store that does not answer in time is given up, and named."""
+    if not is_address(name):
+        return future.result()
+    try:
+        return future.result(timeout=timeout_s())
+    except TimeoutError:
+        raise StorageError(
+            f"{name} was not answered for within {timeout_s():g} s: look whether the store can be "
+            "reached from here, and allow more time by GRISTMILL_STORAGE_TIMEOUT_S"
+        ) from None
+
+
 def _spec(given: Any, context: ts.Context | None) -> tuple[str, Any]:
     if is_spec(given):
         kvstore = given.get("kvstore", {})
         path = kvstore if isinstance(kvstore, str) else kvstore.get("path")
+        given = {**given, "kvstore": _where(kvstore)} if kvstore else given
         return path or f"<{given['driver']}>", given
     if "|" in given and "://" in given:  # a TensorStore URL that names its driver
         return given, given
     if "://" in given:
-        kvstore: Any = given if given.endswith("/") else f"{given}/"
+        kvstore: Any = _where(given if given.endswith("/") else f"{given}/")
     elif not os.path.exists(given):
         raise FileNotFoundError(f"there is no array {given!r}: check the path")
     else:
@@ -67,12 +88,29 @@ def _spec(given: Any, context: ts.Context | None) -> tuple[str, Any]:
     return given, {"driver": _driver(given, kvstore, context), "kvstore": kvstore}
 
 
+def _where(kvstore: Any) -> Any:
+    """The place, with what obstore's environment variables say of `s3://`."""
+    if isinstance(kvstore, str) and kvstore.startswith("az://"):
+        raise ValueError(
+            f"{kvstore!r}: TensorStore reads gs://, s3://, http(s):// and local files: copy the "
+            "array to one of these"
+        )
+    if isinstance(kvstore, str) and kvstore.startswith("s3://"):
+        bucket, _, path = kvstore.removeprefix("s3://").partition("/")
+        kvstore = {"driver": "s3", "bucket": bucket, "path": path}
+    if isinstance(kvstore, dict) and kvstore.get("driver") == "s3":
+        return {**s3_settings(), **kvstore}
+    return kvstore
+
+
 def _driver(name: str, kvstore: Any, context: ts.Context | None) -> str:
     try:
-        files = ts.KvStore.open(kvstore, context=context).result()
+        files = answered(ts.KvStore.open(kvstore, context=context), name)
         for file, driver in _DRIVERS.items():
-            if files.read(file).result().state == "value":
+            if answered(files.read(file), name).state == "value":
                 return driver
+    except StorageError:
+        raise
     except ValueError as error:
         raise ValueError(f"cannot read {name}: {reason(error)}") from error
     raise FileNotFoundError(

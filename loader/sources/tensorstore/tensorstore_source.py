@@ -5,7 +5,7 @@ axis 0 and as wide as the array, kept for the gathers that follow, and rows are 
 With an order that uses up a chunk before it goes on, each is read once:
 
     source = TensorStoreSource({"image": "train/image.zarr", "label": "train/label.zarr"})
-    order = BlockShuffle(seed=0, block_size=source.block_size, window=16)
+    order = BlockShuffle(seed=0, window=16)
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from loader.records.memory import take_rows
 from loader.records.spec import Spec, named_leaves
 from loader.sources.reading import sampled_fingerprint
 from loader.sources.source import Source
-from loader.sources.tensorstore.open_store import absolute, is_spec, open_store, reason
+from loader.sources.tensorstore.open_store import absolute, answered, is_spec, open_store, reason
 from loader.sources.tensorstore.slabs import Slabs, slots_within
 
 # Whole slabs are read for at most so many times the rows asked for.
@@ -43,16 +43,17 @@ _OF_STORAGE = {
 class TensorStoreSource(Source):
     """Row i of one array, or of each array of a tree of them, is record i.
 
-    An array is a path, a URL (`file://`, `gs://`, `http://`, `memory://`) or a TensorStore spec
-    with a "driver"; for a path or URL the driver is found from the metadata there. `cache_bytes`
-    should hold the window of a `BlockShuffle`. Where a single slab is larger than that, or holds
-    one record only, TensorStore reads just the rows, and nothing is kept. `context` is shared with
-    other users of TensorStore: arrays in `memory://` exist in theirs alone.
+    An array is a path, a URL (`file://`, `gs://`, `s3://`, `http://`, `memory://`) or a TensorStore
+    spec with a "driver"; for a path or URL the driver is found from the metadata there.
+    `cache_bytes` should hold the window of a `BlockShuffle`. Where a single slab is larger than
+    that, or holds one record only, TensorStore reads just the rows, and nothing is kept. `context`
+    is shared with other users of TensorStore: arrays in `memory://` exist in theirs alone.
 
     A chunk that was never written is read as the fill value, as everywhere in TensorStore; the
     option "fill_missing_data_reads": False of a spec makes it an error.
     """
 
+    thread_safe = "in turns"
     owned_rows = True
 
     def __init__(
@@ -119,6 +120,11 @@ class TensorStoreSource(Source):
         several = [slabs.deep for slabs in self._slabs if slabs.deep < self._length]
         return math.lcm(*several) if several else self._length
 
+    @property
+    def cache_bytes(self) -> int:
+        """The most that is kept in memory."""
+        return self._given["cache_bytes"]
+
     def __len__(self) -> int:
         return self._length
 
@@ -168,7 +174,7 @@ class TensorStoreSource(Source):
         def wait_for_one() -> None:
             leaf, slab, read = ahead.popleft()
             with self._naming(leaf, self._slabs[leaf].rows_of(slab)):
-                read.result()
+                answered(read, self.paths[leaf])
 
         for leaf, numbers in needed.items():
             slabs = self._slabs[leaf]
@@ -182,13 +188,15 @@ class TensorStoreSource(Source):
     def _read_rows(self, leaf: int, indices: Int64s) -> np.ndarray:
         """Just these rows, past the slabs."""
         with self._naming(leaf, indices):
-            return self._stores[leaf][indices].read().result()
+            return answered(self._stores[leaf][indices].read(), self.paths[leaf])
 
     @contextlib.contextmanager
     def _naming(self, leaf: int, rows: Iterable[int]) -> Iterator[None]:
         """An error of TensorStore, with the array and the records that were to be read."""
         try:
             yield
+        except StorageError:
+            raise
         except (ValueError, NotImplementedError) as error:
             message = (
                 f"cannot read records {min(rows)} to {max(rows)} of {self.paths[leaf]}: "
@@ -203,6 +211,10 @@ class TensorStoreSource(Source):
             jax.ShapeDtypeStruct(store.shape[1:], store.dtype.numpy_dtype) for store in self._stores
         ]
         return jax.tree.unflatten(self._tree, leaves)
+
+    def blocks(self) -> Int64s:
+        """The first record of each chunk, or of several that are whole chunks of every array."""
+        return np.arange(0, self._length, self.block_size)
 
     def fingerprint(self) -> dict[str, Any]:
         arrays = [os.path.basename(path.rstrip("/")) for path in self.paths]

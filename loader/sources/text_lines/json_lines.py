@@ -14,6 +14,7 @@ from loader.records.stacking import row_spec, stack
 from loader.sources.reading import locate
 from loader.sources.source import Source
 from loader.sources.storage.paths import Path, Paths
+from loader.sources.storage.stored_files import StoredPieces, StoredSpans
 from loader.sources.text_lines.text_lines import TextLinesSource
 
 _LINES_SHOWN = 4  # more than one, so that it is seen whether lists differ in length
@@ -29,22 +30,27 @@ _DTYPES = {  # of a leaf, by the types of what it holds
 class JSONLinesSource(Source):
     """The object on every line of some UTF-8 files, as a record of these leaves.
 
-    `paths` and `index` are those of `TextLinesSource`. `leaves` names the keys to take; the others
-    are left out. As a list, `["text", "label"]`, the first line says what each leaf is, and it is
-    the same on every line: texts stay texts, whole numbers become int64, other numbers float64,
-    true and false bool. Lists of numbers become arrays, and a ragged leaf where their lengths
-    differ. As a dict, `{"text": str, "label": "int32"}`, numbers and lists become what it says; a
-    value that this cannot hold is an error, as is a line that is not JSON or lacks a leaf.
+    `paths`, `index` and `cache` are those of `TextLinesSource`. `leaves` names the keys to take;
+    the others are left out. As a list, `["text", "label"]`, the first line says what each leaf is,
+    and it is the same on every line: texts stay texts, whole numbers become int64, other numbers
+    float64, true and false bool. Lists of numbers become arrays, and a ragged leaf where their
+    lengths differ. As a dict, `{"text": str, "label": "int32"}`, numbers and lists become what it
+    says; a value that this cannot hold is an error, as is a line that is not JSON or lacks a leaf.
     """
 
     owned_rows = True
     thread_safe = True
 
     def __init__(
-        self, paths: Paths, leaves: Sequence[str] | Mapping[str, Any], *, index: Path | None = None
+        self,
+        paths: Paths,
+        leaves: Sequence[str] | Mapping[str, Any],
+        *,
+        index: Path | None = None,
+        cache: Any = None,
     ) -> None:
         given = _checked_leaves(leaves)
-        self._lines = TextLinesSource(paths, index=index)
+        self._lines = TextLinesSource(paths, index=index, cache=cache)
         first = self._object(0, self._lines[0]["text"])
         self._leaves = [self._seen(name, dtype, first) for name, dtype in given.items()]
         self._spec = row_spec(self.gather(np.arange(min(len(self), _LINES_SHOWN))))
@@ -91,8 +97,18 @@ class JSONLinesSource(Source):
     def _bad(self, number: int, why: str) -> ValueError:
         return ValueError(f"record {locate(self, number)} {why}")
 
+    def stored_spans(self, indices: Int64s) -> StoredSpans:
+        return self._lines.stored_spans(indices)
+
+    def stored_pieces(self, indices: Int64s) -> StoredPieces:
+        return self._lines.stored_pieces(indices)
+
     def record_spec(self) -> Spec:
         return self._spec
+
+    def blocks(self) -> Int64s:
+        """The first line of each file."""
+        return self._lines.blocks()
 
     def fingerprint(self) -> dict[str, Any]:
         leaves = [[leaf.name, leaf.words] for leaf in self._leaves]

@@ -1,0 +1,1 @@
+"""Columns of Arrow, as leaves of records. What reads Parquet and Hugging Face shares this."""

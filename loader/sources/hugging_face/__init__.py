@@ -1,0 +1,1 @@
+"""Data sets of Hugging Face, read from their Arrow tables."""

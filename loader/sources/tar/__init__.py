@@ -1,0 +1,1 @@
+"""Records of tar files, as WebDataset writes them."""

@@ -1,0 +1,1 @@
+"""Records of TFRecord files, and tf.train.Example without TensorFlow."""
