@@ -7,7 +7,6 @@ threads start and stop. The loop asks the line of tasks for the step it is at, a
 
 import functools
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Self
 
@@ -18,7 +17,7 @@ from jax.sharding import Mesh
 from loader.batchers import BatcherModule, PadBatcher
 from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import LoaderModuleConfig
-from loader.order.orders import Order, Sequential
+from loader.order.orders import Order
 from loader.order.plan import Plan, Remainder
 from loader.runtime.bad_records import Mask, checked_on_error
 from loader.runtime.by_number import BatchesByNumber
@@ -26,16 +25,21 @@ from loader.runtime.cursor import Cursor
 from loader.runtime.epochs import Epoch, epochs_of
 from loader.runtime.filter_note import FilterNote
 from loader.runtime.from_start import FromStart, Loops
+from loader.runtime.helper_threads import warn_of_what_runs
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.runtime.line import Line
 from loader.runtime.placing import Placing
 from loader.runtime.showing import loader_in_words
-from loader.runtime.stage_checks import chosen_sharder, refuse_unfit_stages
+from loader.runtime.stage_checks import (
+    chosen_order,
+    chosen_sharder,
+    chosen_workers,
+    refuse_unfit_stages,
+)
 from loader.runtime.stats import Recorder, Stats
 from loader.runtime.workers.employer import Employer
 from loader.runtime.workers.host_work import HostWork
 from loader.runtime.workers.kinds import WorkerKind
-from loader.runtime.workers.threads import Threads
 from loader.sharding.sharder_module import SharderModule
 from loader.sources import as_source
 from loader.sources.mixture.mixture import from_the_start
@@ -55,7 +59,8 @@ class DataLoader(
 
     `source` is a source, a Grain dataset, or arrays; `batch_size` counts rows of the whole job.
     Batches go onto `mesh`, its data axes splitting the rows, or where `sharder` says; without
-    either, onto the default device. A thread keeps `prefetch` of them ahead; 0 for no thread.
+    either, onto the default device. Threads, as many as gain something, keep `prefetch` of them
+    ahead; 0 for no thread.
     `with_index="record"` adds a leaf of that name with the number of each record, -1 in padding.
     With `on_error=Mask()` a bad record is a masked row. A read for which the storage fails is tried
     again `retries` times.
@@ -79,7 +84,7 @@ class DataLoader(
         batcher: BatcherModule | None = None,
         mesh: Mesh | None = None,
         sharder: SharderModule | None = None,
-        workers: WorkerKind | None = None,
+        workers: WorkerKind | Literal["auto"] | None = None,
         prefetch: int = 2,
         on_error: Mask | Literal["raise"] = "raise",
         retries: int = RETRIES,
@@ -91,10 +96,10 @@ class DataLoader(
         source = as_source(source)
         plan = Plan(len(source), batch_size, epochs, remainder, steps)
         self.operators = nnx.List(as_operators(operators))
-        order = Sequential() if order is None else order
+        order = chosen_order(order, source)
         self.batcher = PadBatcher() if batcher is None else batcher
         self.sharder = chosen_sharder(mesh, sharder)
-        self.workers = Threads() if workers is None else workers
+        self.workers = chosen_workers(workers)
         self.prefetch = prefetch
         self.on_error, self.retries = on_error, retries
         refuse_unfit_stages(self, plan, order, microbatches, self.operators)
@@ -109,7 +114,7 @@ class DataLoader(
     def _begin_to_note(self, note: FilterNote | None = None) -> None:
         """Set what a loader has of its own: what it has seen, and its workers."""
         self._recorder = Recorder(checked_on_error(self.on_error), note)
-        self._loops, self._employer = Loops(), Employer(self.workers)
+        self._loops, self._employer = Loops(), Employer(self.workers, self.prefetch)
 
     def _arrange(self, source: Any, order: Order, plan: Plan, *layout: Any) -> None:
         """Put the stages together, with the keys of their draws."""
@@ -175,7 +180,10 @@ class DataLoader(
                 self._recorder.bad.meet(made.bad)
             batch = self._placing.finish(made) if placed else made.batch
             self._count(step, made)
-            self._recorder.delivered(asked, made, self._batch_bytes, ready)
+            noted = asked, made, self._batch_bytes, ready, self._employer.chosen
+            if self._recorder.delivered(*noted):  # the next line has another number of threads
+                cursor.line = None
+                line.stop()
             after = step + 1
         except BaseException:
             cursor.turns.give_up(step)
@@ -197,7 +205,7 @@ class DataLoader(
             cursor.agreed = True
         cursor.placed = placed
         place = functools.partial(self._placing.place, self.pipeline) if placed else None
-        at = cursor.step, self.prefetch, self._recorder.asked_again
+        at = cursor.step, self.prefetch, self._recorder.asked_again, self._employer.chosen
         cursor.line = self._employer.line(HostWork(self.pipeline, rows), place, *at)
         return cursor.line
 
@@ -216,7 +224,7 @@ class DataLoader(
 
     def stats(self) -> Stats:
         """What has happened so far; the difference of two of them is what happened in between."""
-        return self._recorder.stats()
+        return self._recorder.stats(self._employer.chosen)
 
     @functools.cached_property
     def _batch_bytes(self) -> int:
@@ -286,14 +294,14 @@ class DataLoader(
     def close(self) -> None:
         """End threads and workers. The loader stays where it is; iterating again starts them."""
         self._pause()
-        self._employer.close()
+        warn_of_what_runs(self._employer.close())
 
     def _pause(self) -> None:
         """Stop to work ahead. Workers stay, for what comes next."""
         line, self._cursor.line = self._cursor.line, None
         self._recorder.paused()
-        if line is not None and (still := line.close()):
-            warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=3)
+        if line is not None:
+            warn_of_what_runs(line.close())
 
     def __enter__(self) -> Self:
         return self

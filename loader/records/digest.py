@@ -32,6 +32,7 @@ import numpy as np
 from flax import nnx
 
 from loader.records.prng_keys import is_prng_key
+from loader.records.spec import named_leaves
 
 DIGEST_HEX_DIGITS = 12
 _OURS = ("loader", "operators")
@@ -271,3 +272,13 @@ def _structure(tree: Any) -> str:
     if jax.tree_util.all_leaves([tree]):
         return "*"
     return str(jax.tree.structure(tree)).removeprefix("PyTreeDef(").removesuffix(")")
+
+
+def leaf_keys(rows: Any) -> dict[str, str]:
+    """A digest of each leaf of the only row, by name; none where there is no row."""
+    return {name: content_key(leaf[0]) for name, leaf in named_leaves(rows)}
+
+
+def differing_leaves(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The names of the leaves in which two records differ, of their digests."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))

@@ -7,7 +7,7 @@ plain way is taken: slower, or with less to say, and with the same batches.
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -44,9 +44,39 @@ def transfers_are_guarded() -> bool:
     return jax_setting("jax_transfer_guard_host_to_device") not in (None, "allow")
 
 
-def thread_settings() -> tuple[bool, Any]:
-    """What JAX keeps per thread and placing depends on: x64, and the default device."""
-    return x64_enabled(), default_device()
+def thread_settings() -> tuple[dict[str, Any], Any]:
+    """What JAX keeps per thread and batches depend on: `deciding_settings`, the default device."""
+    return deciding_settings(), default_device()
+
+
+_DECIDING = (
+    "jax_enable_x64",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+)
+
+
+def deciding_settings() -> dict[str, Any]:
+    """The settings of this thread that decide what functions of JAX give."""
+    return {name: jax_setting(name) for name in _DECIDING}
+
+
+@contextlib.contextmanager
+def under(settings: Mapping[str, Any]) -> Iterator[None]:
+    """This thread is under such settings, of another thread or another process."""
+    with contextlib.ExitStack() as stack:
+        for name, value in settings.items():
+            if jax_setting(name) != value:
+                stack.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
+        yield
+
+
+def set_all(settings: Mapping[str, Any]) -> None:
+    """All of this process is under such settings."""
+    for name, value in settings.items():
+        jax.config.update(name, value)
 
 
 # Private things

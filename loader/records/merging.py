@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loader.records.integers import Int64s
+from loader.records.memory import empty_rows
 from loader.records.spec import (
     LeafSpec,
     Spec,
@@ -71,7 +72,7 @@ def _merged_leaf(leaf: str, values: dict[str, Any], places: list[Int64s], ragged
         return jnp.concatenate(list(values.values()))[np.argsort(np.concatenate(places))]
     count = sum(map(len, places))
     if not is_object:
-        merged = np.empty((count, *like.shape[1:]), like.dtype)
+        merged = empty_rows((count, *like.shape[1:]), like.dtype)
         for value, where in zip(values.values(), places, strict=True):
             merged[where] = value
         return merged

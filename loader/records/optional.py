@@ -13,6 +13,16 @@ def installed(module: str) -> Any:
         return None
 
 
+class Later:
+    """The module, imported when something of it is asked for: as `optional`."""
+
+    def __init__(self, module: str, user: str, extra: str) -> None:
+        self._what = module, user, extra
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(optional(*self._what), name)
+
+
 @functools.cache
 def optional(module: str, user: str, extra: str) -> Any:
     """The module; if it is not installed, an error that says how to get it."""

@@ -15,8 +15,10 @@ from loader.records.spec import (
     LeafSpec,
     RaggedSpec,
     Spec,
+    is_text,
     leaf_name,
     leaf_spec,
+    named_leaves,
     refuse_bad_names,
     refuse_unfit_array,
     spec_of,
@@ -201,3 +203,37 @@ def row_spec(rows: Any) -> Spec:
         return leaf_spec(shape if None in shape else [None, *shape[1:]], leaf[0].dtype)
 
     return jax.tree.map(spec_of_leaf, rows)
+
+
+def settled(rows: Any, spec: Spec) -> Any:
+    """The rows with each leaf in the form of the spec, stacked or ragged, whatever they happen to
+    be: in some batches all rows are alike.
+    """
+    objects = {name for name, leaf in named_leaves(spec) if is_text(leaf.dtype)}
+    wrong = {
+        name
+        for name, leaf in named_leaves(rows)
+        if (is_ragged(leaf) if name not in objects else _is_stacked(leaf))
+    }
+    if not wrong:
+        return rows
+
+    def settle(path: Any, leaf: Any) -> Any:
+        name = leaf_name(path)
+        if name not in wrong:
+            return leaf
+        if name in objects:
+            return ragged_leaf(list(leaf))
+        shapes = list(dict.fromkeys(array.shape for array in leaf))
+        if len(shapes) == 1:
+            return np.stack(leaf.tolist())
+        raise SpecMismatch(
+            f"the rows of leaf {name!r} differ in shape ({', '.join(map(str, shapes[:3]))}): "
+            f"{to_one_shape(name, leaf)}"
+        )
+
+    return jax.tree_util.tree_map_with_path(settle, rows)
+
+
+def _is_stacked(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.ndim > 1 and not is_text(leaf.dtype)

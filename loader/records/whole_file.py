@@ -19,10 +19,11 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def whole_file(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write into, which takes the place of what is there when the block has ended.
 
-    If the block raises, what was there stays, and nothing is left of the new one.
+    If the block raises, what was there stays, and nothing is left of the new one. If it is not
+    `durable`, which is faster, a loss of power may leave a file that is shorter.
     """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
@@ -31,11 +32,13 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with draft.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)
-    _sync(target.parent)
+    if durable:
+        _sync(target.parent)
 
 
 def _sync(folder: Path) -> None:

@@ -8,8 +8,8 @@ _SIGNS = {"\n": "⏎", "\r": "␍", "\t": "→", "\x7f": "␡", "\u2028": "⏎",
 
 
 def bytes_in_words(count: float) -> str:
-    """So many bytes: `512 B`, `3.2 kB`, `4.0 MB`, `1.5 GB`."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    """So many bytes: `512 B`, `3.2 kB`, `4.0 MB`, `1.5 GB`, `2.0 TB`."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"
     return f"{count:.0f} B"

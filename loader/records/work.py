@@ -30,6 +30,14 @@ class Work(Protocol):
         """The result of a step; never None."""
         ...
 
+    def planned(self) -> "Work":
+        """The same work, to ask it ahead of time what steps need."""
+        ...
+
+    def stored_pieces(self, step: int) -> Iterable[tuple[Any, Any]]:
+        """Which pieces of which files a step reads, where the source says so."""
+        ...
+
     def parts(self) -> Iterable[tuple[str, Any]]:
         """What is sent to workers, by the names that users know."""
         ...
@@ -45,7 +53,7 @@ class Work(Protocol):
 
 @runtime_checkable
 class Workers(Protocol):
-    """Those that do long work: `Threads(n)`, `Processes(n)`, `On(executor)`."""
+    """Those that do long work: `Threads(n)`, `Processes(n)`, `On(executor)`, `Ray(n)`."""
 
     def results(self, work: Work) -> Generator[Any, None, None]:
         """What `work.make(step)` gives for each step, in their order.

@@ -1,5 +1,7 @@
 """Which record is to blame when a batch cannot be made."""
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ from loader.records.errors import RowError, SpecMismatch, mark_operator, operato
 from loader.records.integers import Int64s
 from loader.records.spec import Spec, is_text, named_leaves, spec_of, without_rows
 from loader.records.stacking import row_spec, unstack
+from loader.runtime.bad_records import BadRecord
 from loader.sources.reading import knows_spec, locate, record_spec
 
 
@@ -37,6 +40,27 @@ def odd_record(source: Any, rows: Any, indices: Int64s) -> str | None:
                     f"{list(got.shape)} where records of this source are {want.dtype}"
                     f"{list(want.shape)}: write that record anew, or make records alike when they "
                     "are parsed"
+                )
+    return None
+
+
+def unlike_record(
+    source: Any, indices: Int64s, alone: Callable[[int], BadRecord | None], row: int | None = None
+) -> str | None:
+    """In words, the first of these records that is unlike others all by itself, if one is.
+
+    `alone` tries a row alone. Of a `row` that is at fault by itself there is nothing to say: what
+    it was told is true. Of one that is not, it was said only beside the others.
+    """
+    with contextlib.suppress(Exception):  # then what the batch has raised is all there is
+        if row is not None and alone(row) is not None:
+            return None
+        for number, index in enumerate(indices.tolist()):
+            bad = alone(number)
+            if bad is not None and bad.operator == "shape":
+                return (
+                    f"record {locate(source, index)}: {bad.error}: make all records alike, with an "
+                    "operator such as Resize, or when they are parsed"
                 )
     return None
 

@@ -6,6 +6,7 @@ from loader.order.plan import Plan
 from loader.runtime.cursor import Cursor
 from loader.runtime.grain_dataset import HostBatches
 from loader.runtime.host_pipeline import HostPipeline
+from loader.runtime.paper.much import reads_much
 from loader.runtime.placing import Placing
 from loader.state.agreement import verify_batch
 
@@ -49,8 +50,12 @@ class BatchesByNumber:
         return HostBatches(self.pipeline, self._placing.host_rows)
 
     def explain(self) -> str:
-        """Print, and return, a table of where each leaf goes and what of it is read here."""
-        table = self._placing.placement.table()
+        """Print, and return, a table of where each leaf goes and what of it is read here.
+
+        Below it, a word about an order that reads stored data several times.
+        """
+        much = reads_much(self.pipeline, self._placing.num_host_rows)
+        table = "\n".join(filter(None, (self._placing.placement.table(), much)))
         print(table)
         return table
 

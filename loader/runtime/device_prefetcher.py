@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import warnings
 from collections.abc import Iterable
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -13,6 +12,7 @@ from loader.batchers import PadBatcher
 from loader.records.integers import checked_int
 from loader.records.spec import named_leaves, spec_of
 from loader.runtime.cursor import Turns
+from loader.runtime.helper_threads import warn_of_what_runs
 from loader.runtime.line import Line
 from loader.runtime.state_dicts import iterator_of
 from loader.sharding.mesh_sharder import MeshSharder, RowsDoNotDivide
@@ -131,7 +131,7 @@ class DevicePrefetcher(DocumentPerProcess, Generic[T]):
             return
         self._stuck, self._line = self._line, None  # until the helper is known to have ended
         if still := self._stuck.close():
-            warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=2)
+            warn_of_what_runs(still)
         else:
             self._free_iterator()
 

@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 
-from loader.records.jax_settings import thread_settings
+from loader.records.jax_settings import thread_settings, under
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -26,7 +28,7 @@ _running: dict[threading.Thread, Callable[[], None]] = {}
 
 
 class HelperThreads:
-    """`count` threads that run `work`, under the x64 setting and default device of here.
+    """`count` threads that run `work`, under the settings of JAX of here.
 
     `stop` tells all of them to end. `uses_jax` says that they touch devices.
     """
@@ -92,6 +94,16 @@ def join(threads: Iterable[threading.Thread]) -> str | None:
     return "; ".join(words) or None
 
 
+def warn_of_what_runs(still: str | None) -> None:
+    """Warn of threads that go on, at the line of the user's that has closed them."""
+    if still is None:
+        return
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("loader."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{still}; it ends when that returns", RuntimeWarning, stacklevel=level)
+
+
 def _join(thread: threading.Thread, deadline: float) -> None:
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -104,17 +116,17 @@ def _join(thread: threading.Thread, deadline: float) -> None:
 
 def _run(
     work: Callable[[], None],
-    settings: tuple[bool, object],
+    settings: tuple[dict[str, Any], Any],
     seats: dict[int, threading.Thread],
     seat: int,
 ) -> None:
-    x64, device = settings
+    deciding, device = settings
     thread = threading.current_thread()
     try:
         if seats.setdefault(seat, thread) is not thread:
             return
         with (
-            jax.enable_x64(x64),
+            under(deciding),
             jax.default_device(device) if device else contextlib.nullcontext(),
         ):
             work()

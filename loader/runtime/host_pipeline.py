@@ -20,11 +20,17 @@ from loader.order.plan import Plan
 from loader.records.errors import RowError, is_of_storage, operator_of
 from loader.records.integers import Int64s
 from loader.records.jax_settings import traced
-from loader.records.spec import Spec, SpecMismatch, is_text, leaf_name, named_leaves, refuse_unlike
-from loader.records.stacking import is_ragged, ragged_leaf, to_one_shape, zero_rows
+from loader.records.spec import Spec, SpecMismatch, refuse_unlike
+from loader.records.stacking import settled, zero_rows
 from loader.runtime.bad_records import BadRecord
 from loader.runtime.batch_specs import BatchSpecs, split
-from loader.runtime.blame import odd_record, refuse_unlike_records, unlike_row, with_record
+from loader.runtime.blame import (
+    odd_record,
+    refuse_unlike_records,
+    unlike_record,
+    unlike_row,
+    with_record,
+)
 from loader.runtime.record_index import RecordIndex
 from loader.sources.mapped import spent
 from loader.sources.mixture.mixture import from_the_start
@@ -32,11 +38,13 @@ from loader.sources.reading import (
     is_thread_safe,
     locate,
     read_rows,
+    thread_safety,
     varies_by_epoch,
     whereabouts,
 )
-from loader.sources.retried import RETRIES, tried_again
+from loader.sources.retried import RETRIES, retried
 from loader.transforms.bound_transform import BoundTransform, apply_transforms
+from loader.transforms.transform import thread_safe
 
 
 @dataclasses.dataclass(eq=False)
@@ -100,14 +108,28 @@ class HostPipeline:
         safe = is_thread_safe(self.source) and self.batcher.thread_safe
         return safe and not self.transforms
 
+    def in_one_thread(self) -> str | None:
+        """What does not say that several threads may use it, so that one had better; or None."""
+        unsafe = [bound for bound in self.transforms if not thread_safe(bound.transform)]
+        if not thread_safety(self.source):
+            return f"the source {type(self.source).__name__}"
+        if not self.batcher.thread_safe:
+            return f"the batcher {type(self.batcher).__name__}"
+        return f"operators[{unsafe[0].place}], {unsafe[0].name}" if unsafe else None
+
     def replaced(self, **changes: Any) -> "HostPipeline":
         """The same pipeline with some of its parts changed."""
-        return HostPipeline(**{**self.__getstate__(), **changes})
+        return HostPipeline(**{**self._parts(), **changes})
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle: all but what is remembered."""
+    def _parts(self) -> dict[str, Any]:
         names = ("source", "order", "plan", "transforms", "batcher", "microbatches", "with_index")
         return {name: getattr(self, name) for name in (*names, "masks", "retries")}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: all but what is remembered or counted, so that its bytes stay the same."""
+        batcher = self.batcher.clone()
+        batcher.reset_operation_stats()
+        return {**self._parts(), "batcher": batcher}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -201,12 +223,13 @@ class HostPipeline:
         began = time.perf_counter_ns()
         with traced("read"):
             read, indices = self._read(step, indices, valid)
+        places = wanted[valid]
         was_read, mapped = time.perf_counter_ns(), spent.ns
         try:
             operated = read
             if self.transforms and read is not None:
                 with traced("operators"):
-                    operated = self._operated(read, start + wanted[valid], valid)
+                    operated = self._operated(read, start + places, valid)
             was_operated = time.perf_counter_ns()
             with traced("batch"):
                 batch = self._collated(operated, valid)
@@ -214,10 +237,8 @@ class HostPipeline:
                     batch = self.index.added(batch, numbers, valid)
             spec = self.specs.by_rows.get(len(wanted)) or self.specs.of_rows(len(wanted))
             refuse_unlike(batch, spec, f"batch {step}")
-        except RowError as error:
-            raise with_record(self.source, int(indices[error.row]), error) from error.__cause__
         except Exception as error:
-            self._blame(error, read, indices)
+            self._raise_with_record(error, step, read, indices, places)
             raise
         if self.microbatches is not None:
             batch = split(batch, len(wanted), self.microbatches)
@@ -240,6 +261,11 @@ class HostPipeline:
             indices = indices + (start + offsets) // self.plan.num_records * self.plan.num_records
         return indices
 
+    def indices(self, step: int, rows: Int64s | None = None) -> Int64s:
+        """The records of a batch, or of some of its rows, as the source is asked for them."""
+        start, stop = self.plan.span(step)
+        return self._indices(start, stop, None if rows is None else rows[rows < stop - start])
+
     def records(self, start: int, stop: int) -> Int64s:
         """The records at positions [start, stop)."""
         return self._order.records(start, stop)
@@ -255,10 +281,7 @@ class HostPipeline:
         try:
             ragged = bool(self.transforms)
             read = functools.partial(read_rows, self.source, indices, ragged=ragged)
-            try:
-                rows, there = read()
-            except Exception as error:
-                rows, there = tried_again(read, error, self.retries)
+            rows, there = retried(read, self.retries)
             if self.masks and ragged and rows is not None:
                 refuse_unlike_records(rows, self.specs.record)
         except Exception as error:
@@ -280,7 +303,7 @@ class HostPipeline:
             valid[valid] = left
             if not kept.size:
                 return None
-        return _settled(rows, self.specs.row)
+        return settled(rows, self.specs.row)
 
     def _refuse_gaps(self, there: np.ndarray) -> None:
         if not (self.batcher.pads or there.all()):
@@ -297,6 +320,23 @@ class HostPipeline:
         # There is nothing to process, and a batch all the same.
         return jax.tree.map(lambda s: zero_rows(s, 1)[0], self.specs.of_rows(len(valid)))
 
+    def _raise_with_record(
+        self, error: Exception, step: int, read: Any, indices: Int64s, places: Int64s
+    ) -> None:
+        """Raise the error with the record that is to blame; where none is, leave it a note."""
+
+        def alone(row: int) -> BadRecord | None:
+            return self._tried(step, places[row : row + 1])
+
+        unlike = functools.partial(unlike_record, self.source, indices, alone)
+        if isinstance(error, RowError):
+            if words := unlike(error.row):
+                raise ValueError(words) from error
+            raise with_record(self.source, int(indices[error.row]), error) from error.__cause__
+        self._blame(error, read, indices)
+        if isinstance(error, SpecMismatch) and (words := unlike()):
+            raise ValueError(words) from error
+
     def _blame(self, error: Exception, read: Any, indices: Int64s) -> None:
         """Say which record is odd, if one is: as the error itself where the batch is not as it
         should be, else as a note to it, for an operator's own error is not replaced."""
@@ -307,37 +347,3 @@ class HostPipeline:
             error.add_note(f"({odd})")
         elif read is not None and not isinstance(error, SpecMismatch):
             self.specs.explain_host_error(read, error)
-
-
-def _settled(rows: Any, spec: Spec) -> Any:
-    """The rows with each leaf in the form of the spec, stacked or ragged, whatever they happen to
-    be: in some batches all rows are alike.
-    """
-    objects = {name for name, leaf in named_leaves(spec) if is_text(leaf.dtype)}
-    wrong = {
-        name
-        for name, leaf in named_leaves(rows)
-        if (is_ragged(leaf) if name not in objects else _is_stacked(leaf))
-    }
-    if not wrong:
-        return rows
-
-    def settle(path: Any, leaf: Any) -> Any:
-        name = leaf_name(path)
-        if name not in wrong:
-            return leaf
-        if name in objects:
-            return ragged_leaf(list(leaf))
-        shapes = list(dict.fromkeys(array.shape for array in leaf))
-        if len(shapes) == 1:
-            return np.stack(leaf.tolist())
-        raise SpecMismatch(
-            f"the rows of leaf {name!r} differ in shape ({', '.join(map(str, shapes[:3]))}): "
-            f"{to_one_shape(name, leaf)}"
-        )
-
-    return jax.tree_util.tree_map_with_path(settle, rows)
-
-
-def _is_stacked(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.ndim > 1 and not is_text(leaf.dtype)

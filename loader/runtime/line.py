@@ -121,6 +121,10 @@ class _Shared(Generic[T]):
             task.finish(None, error)
         else:
             task.finish(value)
+        finally:
+            # The error that the consumer raises leads to the consumer. Another error's traceback
+            # may keep this frame, and with it what has been forgotten.
+            del task
 
 
 class Line(Generic[T]):
@@ -174,7 +178,7 @@ class Line(Generic[T]):
         self._admit()
 
     def is_of_here(self) -> bool:
-        """Whether process, x64 setting and default device are those that the line began with."""
+        """Whether process, settings of JAX and default device are those the line began with."""
         return self._began == _here()
 
     @property

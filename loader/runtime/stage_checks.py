@@ -9,14 +9,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from loader.batchers import BatcherModule
-from loader.order.orders import Order
+from loader.order.block_shuffle import Blocks, BlockShuffle
+from loader.order.orders import Order, Sequential
 from loader.order.plan import Plan
 from loader.records.integers import checked_int
 from loader.records.renamed import refuse_old_names
 from loader.runtime.bad_records import checked_on_error
+from loader.runtime.workers.auto import Auto
 from loader.runtime.workers.kinds import RemoteKind, WorkerKind
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import SharderModule
+from loader.sources.reading import blocks
+from loader.sources.source import in_words
 from loader.transforms.operator_module import OperatorModule
 
 
@@ -25,6 +29,26 @@ def chosen_sharder(mesh: Mesh | None, sharder: SharderModule | None) -> SharderM
     if mesh is not None and sharder is not None:
         raise ValueError("mesh and sharder are both given: a MeshSharder has its mesh already")
     return sharder if mesh is None else MeshSharder(mesh)
+
+
+def chosen_workers(workers: Any) -> Any:
+    """The workers of a loader that was given them, or a word for them, or none."""
+    return Auto() if workers is None or workers == "auto" else workers
+
+
+def chosen_order(order: Order | None, source: Any) -> Order:
+    """The order of a loader that was given one, or none: over the blocks of the source, if it takes
+    those."""
+    if not isinstance(order, BlockShuffle) or order.block_size is not None:
+        return Sequential() if order is None else order
+    starts = blocks(source)
+    if starts is None:
+        raise ValueError(
+            f"{order} shuffles the blocks that the source is stored in (files, chunks, row groups),"
+            f" and {in_words(source)} does not say them: give their size, such as "
+            f"BlockShuffle({order.seed}, block_size=1024, window={order.window})"
+        )
+    return order.over(Blocks(starts, len(source)))
 
 
 def refuse_unfit_stages(
@@ -37,7 +61,7 @@ def refuse_unfit_stages(
     """Raise, with the remedy, for stages of the wrong kind or that do not fit together."""
     for stage, kind, example in (
         (loader.batcher, BatcherModule, "batcher=PadBatcher()"),
-        (loader.workers, WorkerKind, "workers=Threads(2) or workers=Processes(2)"),
+        (loader.workers, WorkerKind, "workers='auto', workers=Threads(2) or workers=Processes(2)"),
         (loader.sharder, SharderModule | None, "sharder=MeshSharder(mesh)"),
     ):
         if not isinstance(stage, kind):

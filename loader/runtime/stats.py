@@ -9,12 +9,16 @@ time that has passed. In a trace of `jax.profiler` they show up as `gristmill/re
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from loader.runtime.bad_records import BadRecords, Mask
 from loader.runtime.filter_note import FilterNote
 from loader.runtime.host_pipeline import Made
+from loader.runtime.workers.auto import HelperCount
+from loader.sources.storage import requests
+from loader.sources.storage.cache.progress import cache_counts
 
 #: read: from the source; mapped: operators of `Mapped` sources; operators: on the host; batch:
 #: stack, pad, mask; place: onto devices; dispatch: of device operators, by the consumer.
@@ -38,6 +42,9 @@ class Stats:
     workers: Mapping[str, int] = dataclasses.field(default_factory=dict)  # batches by each
     asked_again: Mapping[str, int] = dataclasses.field(default_factory=dict)  # steps, by reason
     bad_records: int = 0  # different ones, whose rows are masked
+    threads: str = ""  # how many `workers="auto"` has chosen, and why
+    # What this process has asked of stores, and done for caches; 0 for what it has not.
+    storage: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def rows_per_s(self) -> float:
@@ -101,6 +108,8 @@ class Stats:
             f"ms per batch: {stages}{_in_words('batches by', self.workers)}"
             f"{_in_words('asked again', self.asked_again)}"
             f"{f'; {self.bad_records} bad records' if self.bad_records else ''}"
+            f"{f'; {self.threads}' if self.threads else ''}"
+            f"{_in_words('storage', self.storage)}"
         )
 
 
@@ -109,8 +118,14 @@ def _in_words(what: str, counts: Mapping[str, int]) -> str:
     return f"; {what} {each}" if counts else ""
 
 
+def _storage() -> Counter[str]:
+    return Counter({**requests.counts(), **cache_counts()})
+
+
 def _difference(later: Any, earlier: Any) -> Any:
-    if not isinstance(later, Mapping):
+    if isinstance(later, str):
+        return later
+    if isinstance(later, Counter) or not isinstance(later, Mapping):
         return later - earlier
     return {name: value - earlier.get(name, 0) for name, value in later.items()}
 
@@ -125,6 +140,7 @@ class Recorder:
         self._sums = [0, 0, 0, 0, 0, 0, 0]  # in the order of the fields of Stats
         self._workers: dict[str, int] = {}
         self.asked_again: dict[str, int] = {}  # a helper thread counts here
+        self._storage = _storage()  # what others have asked for before
         self._last_ns: int | None = None  # when the last batch of this iteration was delivered
 
     def add(self, times_ns: Mapping[str, int]) -> None:
@@ -132,11 +148,16 @@ class Recorder:
         for stage, ns in times_ns.items():
             self._stages_ns[stage] += ns
 
-    def delivered(self, asked_ns: int, made: Made, size: int, ready: int) -> None:
-        """Note a batch of so many bytes that was asked for then and is delivered now."""
+    def delivered(
+        self, asked_ns: int, made: Made, size: int, ready: int, chosen: HelperCount | None
+    ) -> bool:
+        """Note a batch of so many bytes that was asked for then and is delivered now.
+
+        Whether there is to be another number of threads from here on.
+        """
         self.add(made.times_ns)
-        now = time.perf_counter_ns()
-        since = asked_ns if self._last_ns is None else self._last_ns
+        now, last = time.perf_counter_ns(), self._last_ns
+        since = asked_ns if last is None else last
         self._last_ns = now
         sums = self._sums
         sums[0] += 1
@@ -149,15 +170,21 @@ class Recorder:
         if made.by:
             self._workers[made.by] = self._workers.get(made.by, 0) + 1
         self.note.add(made.applied + made.filtered, made.filtered)
+        if chosen is None or last is None:  # the first batch of a loop is always waited for
+            return False
+        return chosen.delivered(now - last, now - asked_ns, time.process_time_ns())
 
     def paused(self) -> None:
         """Note that iteration has ended or was broken off: what follows is not part of it."""
         self._last_ns = None
         self.note.tell()
 
-    def stats(self) -> Stats:
+    def stats(self, chosen: HelperCount | None) -> Stats:
         """What has been noted so far."""
         batches, rows, masked, size, elapsed, waiting, depth = self._sums
         stages = {name: ns / 1e9 for name, ns in self._stages_ns.items()}
         sums = batches, rows, masked, size, elapsed / 1e9, waiting / 1e9, depth
-        return Stats(*sums, stages, dict(self._workers), dict(self.asked_again), len(self.bad))
+        by = dict(self._workers), dict(self.asked_again)
+        threads = str(chosen) if chosen is not None and batches else ""
+        storage = _storage() - self._storage  # without what is 0
+        return Stats(*sums, stages, *by, len(self.bad), threads, storage)

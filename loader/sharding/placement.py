@@ -14,6 +14,10 @@ placed by JAX, and those of later batches are sent the same way. Beside a step o
 batch of 256 images takes 1.25 ms that way and 1.47 ms without it. That function is not part of
 JAX's public interface. Where it is missing, or a trial shows that it does something else, JAX goes
 on placing every leaf.
+
+It takes one array a call, and so many small leaves are placed one by one: 31 columns of 4096 floats
+take 0.16 ms on one device and 0.7 ms on a mesh of eight. `jax.device_put` of the whole tree takes
+0.44 and 1.3 ms; one array of all columns, split in jit, 0.18 and 1.2 ms.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,8 @@ import numpy as np
 
 from loader.records.errors import RowError, mark_operator
 from loader.records.integers import Int64s
+from loader.records.memory import empty_rows
+from loader.records.spec import named_leaves
 from loader.transforms.draws import Uniforms, draw
 from loader.transforms.numpy_or_jax import in_numpy
 from loader.transforms.transform import (
@@ -61,7 +63,7 @@ def apply_transforms(
     for group in _groups(stages):
         stage = group[0]
         try:
-            if len(group) > 1:
+            if rows_at_once(stage.transform) is not None:
                 rows = _by_few_rows(group, rows, positions)
                 continue
             result = stage.call(rows, stage.draw(positions))
@@ -120,8 +122,16 @@ def _by_few_rows(group: Sequence[BoundTransform], rows: Any, positions: Int64s) 
             return part
         leaves, tree = jax.tree.flatten(part)
         if not whole:
-            whole = [np.empty((count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        for into, leaf in zip(whole, leaves, strict=True):
+            whole = [empty_rows((count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        for into, (name, leaf) in zip(whole, named_leaves(part), strict=True):
+            if (leaf.shape[1:], leaf.dtype) != (into.shape[1:], into.dtype):
+                raise RowError(start, _unlike(name, leaf, into))
             into[some] = leaf
     assert tree is not None, "no rows"
     return jax.tree.unflatten(tree, whole)
+
+
+def _unlike(name: str, leaf: Any, others: Any) -> str:
+    """What is said of rows that cannot be put beside others."""
+    came, want = (f"{rows.dtype}{list(rows.shape[1:])}" for rows in (leaf, others))
+    return f"leaf {name!r} is {came} where others are {want}: bring all records to one kind before"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from loader.order.permutation import mix
 from loader.records.integers import Int64s
+from loader.transforms.numpy_or_jax import is_jax
 
 Uniforms = npt.NDArray[np.float32]  # (rows, draws)
 
@@ -25,7 +26,7 @@ def draw(key: str, positions: Int64s, count: int) -> Uniforms:
 
 def below(uniforms: Any, limits: Any) -> Any:
     """Integers in [0, limit) for each number, on the host or in jit: both round alike."""
-    limits = np.asarray(limits)
+    limits = limits if is_jax(limits) else np.asarray(limits)
     product = uniforms * limits.astype(np.float32)  # which may be rounded up to the limit itself
     return product.astype(np.int32).clip(max=limits - 1)
 

@@ -24,6 +24,10 @@ class PerBatch:
     declared: Spec | None = None
     sides = ("host", "device")
 
+    @property
+    def thread_safe(self) -> bool:
+        return _says_thread_safe(self.fn)
+
     def __call__(self, rows: Any) -> Any:
         return self.fn(rows)
 
@@ -47,6 +51,10 @@ class PerRecord:
     def sides(self) -> tuple[Side, ...]:
         return ("host",) if self.random else ("host", "device")
 
+    @property
+    def thread_safe(self) -> bool:
+        return _says_thread_safe(self.fn)
+
     def __call__(self, rows: Any, draws: Uniforms | None = None) -> Any:
         if draws is None and is_jax(rows):
             return jax.vmap(self.fn)(rows)
@@ -68,9 +76,17 @@ class KeepWhere:
     fn: Callable[[Any], Any]
     filters = True
 
+    @property
+    def thread_safe(self) -> bool:
+        return _says_thread_safe(self.fn)
+
     def __call__(self, rows: Any) -> np.ndarray:
         records = enumerate(unstack(rows))
         return np.array([_at_row(self.fn, row, record, kind=bool) for row, record in records], bool)
+
+
+def _says_thread_safe(fn: Any) -> bool:
+    return getattr(fn, "thread_safe", False) is True
 
 
 def _at_row(

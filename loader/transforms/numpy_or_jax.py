@@ -41,7 +41,8 @@ def rounded(product: Any) -> Any:
 
     A compiler may fuse a product and a sum into one operation that rounds once, or not, as it likes
     for a shape or a mesh; the last bit would then depend on them. It cannot fuse across a choice.
+    Whole numbers stay as they are.
     """
-    if not isinstance(product, jax.Array):
+    if not isinstance(product, jax.Array) or jnp.issubdtype(product.dtype, jnp.integer):
         return product
     return jnp.where(product == product, product, jnp.nan)

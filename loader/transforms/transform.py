@@ -25,6 +25,8 @@ class Transform(Protocol):
     - `mixes_rows = False`: what comes out of a row depends on the others. It is then also called
       with `valid`, the mask of the rows that are not padding.
     - `sides = ("host",)`: where it can run, of "host" (numpy) and "device" (JAX, in jit).
+    - `thread_safe = False`: several threads may call it at once. Without it, `workers="auto"` keeps
+      to one thread.
     - `row_wise = False`: a row, and the kind of leaf it comes in, do not depend on other rows.
     - `rows_at_once`, of a row-wise transform whose results are large: on the host it and the
       row-wise ones after it are applied to so many rows at a time, so that memory stays small and
@@ -55,6 +57,10 @@ def mixes_rows(transform: Transform) -> bool:
 
 def sides(transform: Transform) -> tuple[Side, ...]:
     return getattr(transform, "sides", ("host",))
+
+
+def thread_safe(transform: Transform) -> bool:
+    return getattr(transform, "thread_safe", False)
 
 
 def row_wise(transform: Transform) -> bool:

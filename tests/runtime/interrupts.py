@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from tests.attack.interrupts import AtLine
+from tests.attack.interrupts import AtLine, unlock_logging
 
 
 @contextlib.contextmanager
@@ -20,4 +20,5 @@ def interrupted_at(number: int) -> Iterator[list[str]]:
         yield struck
     finally:
         sys.settrace(None)
+        unlock_logging()
         struck += [interrupt.struck] if interrupt.struck else []

@@ -8,10 +8,13 @@ import pytest
 
 TIMEOUT_S = 30
 
+_of_other_tests: set[threading.Thread] = set()  # whose loaders something still refers to
+
 
 def prefetch_threads() -> list[threading.Thread]:
     # Python also counts those whose start was interrupted, and that never run.
-    return [t for t in threading.enumerate() if "prefetch" in t.name and t.is_alive()]
+    found = [t for t in threading.enumerate() if "prefetch" in t.name and t.is_alive()]
+    return [thread for thread in found if thread not in _of_other_tests]
 
 
 def all_threads_end() -> None:
@@ -23,7 +26,9 @@ def all_threads_end() -> None:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     gc.collect()  # loaders of other tests
-    all_threads_end()
+    for thread in prefetch_threads():
+        thread.join(1)
+    _of_other_tests.update(prefetch_threads())
     yield
     gc.collect()
     all_threads_end()

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from loader.records.work import Work
+from loader.runtime.fetch_ahead import FetchAhead
 from loader.runtime.workers.kinds import Answer, Job, RemoteKind, UnknownWork, WorkerLost
 
 logger = logging.getLogger(__name__)
@@ -16,12 +17,18 @@ _WAIT_S = 0.05  # so long after it was told to stop, a helper thread sees it
 class Asking:
     """Makes steps by asking for them. Only the line's helper thread calls `make`."""
 
-    def __init__(self, job: Job, kind: RemoteKind, work: Work, asked_again: dict[str, int]) -> None:
+    def __init__(
+        self, job: Job, kind: RemoteKind, work: Work, asked_again: dict[str, int], ahead: FetchAhead
+    ) -> None:
         self._job = job
         self._kind = kind
         self._work = work
         self._asked_again = asked_again  # how often, by reason
+        self._ahead = ahead
         self._futures: dict[int, concurrent.futures.Future[Answer]] = {}
+        # Of the step that is due: those that were too late, and when it was asked for last.
+        self._late: list[concurrent.futures.Future[Answer]] = []
+        self._since = 0.0
         self._costs: dict[int, int] = {}  # workers that a step has cost
         self._answered = 0
         self._stopped = False
@@ -29,6 +36,7 @@ class Asking:
     def stop(self) -> None:
         """Want no more answers. Called by the loop, too: it takes no lock."""
         self._stopped = True
+        self._ahead.stop()
         self._job.close()
 
     def make(self, step: int) -> Any:
@@ -36,6 +44,8 @@ class Asking:
         for old in [other for other in self._futures if other < step]:
             self._futures.pop(old).cancel()
         try:
+            self._ahead.wait(step)
+            self._since = time.monotonic()
             while True:
                 self._ask_from(step)
                 answer = self._awaited(step)
@@ -45,7 +55,12 @@ class Asking:
                     self._answered += 1
                     return answer
         finally:
-            self._futures.pop(step, None)  # asked for again, it is made again
+            if step in self._futures:  # asked for again, it is made again
+                self._late.append(self._futures.pop(step))
+            for future in self._late:
+                future.cancel()
+            self._late = []
+            self._ahead.was_made(step)
 
     def _ask_from(self, step: int) -> None:
         """Ask for what is not under way, and again for what was lost."""
@@ -54,6 +69,8 @@ class Asking:
             if each > step:
                 self._look_at(each)
             if each not in self._futures:
+                if each > step and not self._ahead.is_ready(each):
+                    return  # a worker would have to wait for what it needs
                 self._futures[each] = self._job.submit(each)
 
     def _look_at(self, step: int) -> None:
@@ -69,15 +86,23 @@ class Asking:
 
     def _awaited(self, step: int) -> Answer | None:
         """Wait for the answer; None where it must be asked for again."""
-        future, began = self._futures[step], time.monotonic()
+        future = self._futures[step]
         while not self._stopped:
             if future.done():
                 return self._answer(step)
-            waited_s = time.monotonic() - began
+            for late in self._late:  # the first answer counts
+                if late.done() and not late.cancelled() and late.exception() is None:
+                    return late.result()
+            self._late = [late for late in self._late if not late.done()]
+            # Where a worker did not know the work, the step has still been asked for since then.
+            waited_s = time.monotonic() - self._since
             if self._kind.deadline_s is not None and waited_s > self._kind.deadline_s:
                 self._lost(step, WorkerLost(f"no answer within {waited_s:.0f} s", "a deadline"))
                 return None
-            concurrent.futures.wait([future], timeout=_WAIT_S)
+            first = concurrent.futures.FIRST_COMPLETED
+            concurrent.futures.wait([future, *self._late], _WAIT_S, first)
+            if self._ahead:
+                self._ask_from(step)  # what the next steps need may be there now
         raise concurrent.futures.CancelledError("the line has ended")
 
     def _answer(self, step: int) -> Answer | None:
@@ -95,7 +120,10 @@ class Asking:
 
     def _lost(self, step: int, error: WorkerLost) -> None:
         """Note that a step has cost a worker; raise if that is one too many."""
-        self._futures.pop(step).cancel()
+        future = self._futures.pop(step)
+        if not future.done():  # it may still be answered before the next one is
+            self._late.append(future)
+        self._since = time.monotonic()
         self._costs[step] = cost = self._costs.get(step, 0) + 1
         self._asked_again[error.why] = self._asked_again.get(error.why, 0) + 1
         name = self._work.named(step)

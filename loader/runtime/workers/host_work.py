@@ -6,6 +6,8 @@ from typing import Any
 
 from loader.records.integers import Int64s
 from loader.runtime.host_pipeline import HostPipeline, Made
+from loader.sources.reading import stored_pieces
+from loader.sources.storage.stored_files import StoredPieces
 
 _RECORDS_SHOWN = 4
 
@@ -29,8 +31,18 @@ class HostWork:
     def thread_safe(self) -> bool:
         return self.pipeline.thread_safe
 
+    def in_one_thread(self) -> str | None:
+        return self.pipeline.in_one_thread()
+
     def make(self, step: int) -> Made:
         return self.pipeline.make(step, self.rows)
+
+    def planned(self) -> "HostWork":
+        """With a memory of its own of what was computed of the order."""
+        return dataclasses.replace(self, pipeline=self.pipeline.replaced())
+
+    def stored_pieces(self, step: int) -> StoredPieces:
+        return stored_pieces(self.source, self.pipeline.indices(step, self.rows))
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         yield "source", self.source

@@ -75,6 +75,7 @@ class RemoteKind(WorkerKind):
     """A kind whose workers are not threads of this process."""
 
     restarts: int  # a step that has cost so many workers ends the run
+    shares_memory: bool = False  # whether the arrays of its answers are others' too
 
     def window(self, answered: int) -> int:
         """How many steps are under way at once, when so many have been answered."""

@@ -7,10 +7,11 @@ work, which it keeps for the steps that follow.
 import collections
 import concurrent.futures
 import dataclasses
-import itertools
+import hashlib
 import os
+import pickle
 import socket
-import uuid
+import time
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any
 
@@ -25,7 +26,10 @@ from loader.runtime.workers.parcels import packed_view, packed_whole, unpacked, 
 from loader.runtime.workers.same_data import other_data, seen_data
 from loader.runtime.workers.worker_loop import sendable
 
-_PATIENCE_S = 0.02
+_PAUSE_S = 0.02
+_PATIENCE_S = (
+    1.0  # for the worker that loads the work to say so; then it is sent to another one too
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +81,19 @@ class ExecutorCrew:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._name = uuid.uuid4().hex[:12]
-        self._numbers = itertools.count()
         self._source: tuple[Any, str, bytes, Any] = (None, "", b"", None)
 
     def job(self, work: Work) -> "ExecutorJob":
         source, key, packed, data = self._source
         if source is not work.source:
             source = work.source
-            key, packed, data = self._key(), packed_whole(source), seen_data(source)
+            packed, data = packed_whole(source), seen_data(source)
+            # With what is seen of it now: a source that was told to read other files is another.
+            key = _digest(packed, pickle.dumps(data))
             self._source = source, key, packed, data
-        view = packed_view(work)
-        keys = key, self._key()
-        return ExecutorJob(self._executor, keys, (packed, view, data, os.getpid()))
-
-    def _key(self) -> str:
-        return f"{self._name}-{next(self._numbers)}"
+        view = packed_view(work)  # the same bytes as before a seek, so that it is not sent again
+        keys = key, _digest(key.encode(), view)
+        return ExecutorJob(self._executor, keys, (packed, view, data, _here()))
 
     def is_alive(self) -> bool:
         return True
@@ -105,18 +106,21 @@ class ExecutorJob:
     """Work that workers know by two keys: that of its source, and that of the rest."""
 
     def __init__(
-        self, executor: Executor, keys: tuple[str, str], parcel: tuple[bytes, bytes, Any, int]
+        self, executor: Executor, keys: tuple[str, str], parcel: tuple[bytes, bytes, Any, str]
     ) -> None:
         self._executor = executor
         self._keys = keys
         self._parcel = parcel
         self._whole: Future[Answer] | None = None  # the last task that had the parcel with it
+        self._patient_until, self._patience_s = 0.0, _PATIENCE_S
 
     def submit(self, step: int, *, whole: bool = False) -> Future[Answer]:
-        if whole and self._whole is not None and not self._whole.done():
+        under_way = self._whole is not None and not self._whole.done()
+        if whole and self._whole is not None and under_way:
             # One at a time: a worker that knows nothing is quick to say so of every step it gets.
-            concurrent.futures.wait([self._whole], timeout=_PATIENCE_S)
-            whole = False
+            # But the one that was sent the work may hang.
+            concurrent.futures.wait([self._whole], timeout=_PAUSE_S)
+            whole = time.monotonic() > self._patient_until
         try:
             future = self._executor.submit(answer, *self._keys, step, *[self._parcel][:whole])
         except Exception as error:  # it was shut down, for example
@@ -124,6 +128,9 @@ class ExecutorJob:
             future.set_exception(error)
         if whole:
             self._whole = future
+            # The next time longer: perhaps no worker hangs, and to load the work takes its time.
+            self._patience_s = 2 * self._patience_s if under_way else _PATIENCE_S
+            self._patient_until = time.monotonic() + self._patience_s
         return future
 
     def close(self) -> None:
@@ -143,9 +150,9 @@ def answer(source: str, view: str, step: int, parcel: Any = None) -> Answer:
         if parcel is None:
             raise UnknownWork(view)
         known = _loaded(source, view, *parcel)
-    name = f"worker {socket.gethostname()}:{os.getpid()}"
+    name = f"worker {_here()}"
     try:
-        made = known.make(step)
+        made = known(step)
     except Exception as error:  # it is the trainer's to raise
         return sendable(error, name)
     if isinstance(made, Made):
@@ -153,16 +160,28 @@ def answer(source: str, view: str, step: int, parcel: Any = None) -> Answer:
     return made
 
 
-def _loaded(source: str, view: str, packed: bytes, rest: bytes, data: Any, trainer: int) -> Any:
-    if os.getpid() != trainer:
+def _loaded(source: str, view: str, packed: bytes, rest: bytes, data: Any, trainer: str) -> Any:
+    if _here() != trainer:
         jax.config.update("jax_platforms", "cpu")  # an accelerator is the trainer's
     if source not in _sources:
         found = unpacked(packed)
         if (words := other_data(data, seen_data(found))) is not None:
-            raise RuntimeError(f"the worker {socket.gethostname()}:{os.getpid()} {words}")
+            raise RuntimeError(f"the worker {_here()} {words}")
         _sources[source] = found
     _views[view] = known = unpacked_view(rest, _sources[source])
     for things, most in ((_sources, _SOURCES_KEPT), (_views, _VIEWS_KEPT)):
         while len(things) > most:
             things.popitem(last=False)
     return known
+
+
+def _here() -> str:
+    """This process, among all of a cluster."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()

@@ -10,12 +10,13 @@ import io
 import mmap
 import pickle
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from loader.records.jax_settings import deciding_settings, under
 from loader.records.work import Work
 
 _SOURCE = "source"
@@ -55,29 +56,46 @@ def packed_source(source: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 def packed_whole(source: Any) -> bytes:
     """The source as bytes, with the memory of its arrays."""
-    file = io.BytesIO()
+    file = _begun()
     _Pickler(file, protocol=5).dump(source)
     return file.getvalue()
 
 
 def unpacked(data: bytes) -> Any:
-    return pickle.loads(data)
+    file = io.BytesIO(data)
+    with under(pickle.load(file)):
+        return pickle.load(file)
 
 
 def packed_view(work: Work) -> bytes:
     """All of the work but its source, as bytes."""
-    file = io.BytesIO()
+    file = _begun()
     pickler = _WithoutSource(file, protocol=5)
     pickler.source = work.source
     pickler.dump(work)
     return file.getvalue()
 
 
-def unpacked_view(data: bytes, source: Any) -> Work:
-    """The work with this as its source."""
-    unpickler = _WithSource(io.BytesIO(data))
+def unpacked_view(data: bytes, source: Any) -> Callable[[int], Any]:
+    """What makes the steps of work that has this as its source."""
+    file = io.BytesIO(data)
+    settings = pickle.load(file)
+    unpickler = _WithSource(file)
     unpickler.source = source
-    return unpickler.load()
+    with under(settings):
+        return functools.partial(_made, settings, unpickler.load())
+
+
+def _begun() -> io.BytesIO:
+    """A file that begins with the settings of JAX of here, under which its rest is read."""
+    file = io.BytesIO()
+    pickle.dump(deciding_settings(), file)
+    return file
+
+
+def _made(settings: dict[str, Any], work: Work, step: int) -> Any:
+    with under(settings):
+        return work.make(step)
 
 
 def refuse_what_cannot_travel(work: Work) -> None:

@@ -29,8 +29,9 @@ from loader.runtime.workers.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 120.0  # to import what is needed, and to load a source
+START_TIMEOUT_S = 120.0  # to import what is needed, to load a source, and to load the operators
 _TICK_S = 0.5
+_HELD_UP_S = 1.0  # between two looks at the workers, what is longer is not charged to them
 _GRACE_S = 1.0  # for a worker to end by itself
 _STACK_S = 0.5  # for a worker to write its stack
 
@@ -41,7 +42,9 @@ class Sent:
 
     number: int
     parcel: Parcel
-    data: Mapping[str, str] | None = None  # of a source: what is seen of it here
+    data: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # of a source: what is seen of it here
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,7 +81,8 @@ class Supervisor:
     def __init__(self, owner: Any, count: int, timeout_s: float, starts: int, ahead: int) -> None:
         self._owner = weakref.ref(owner)
         self._timeout_s = timeout_s
-        self._starts = starts  # that may fail one after the other
+        # Starts, with all loading, that may fail one after the other while nothing is answered.
+        self._starts = starts * count
         self._slots_kept = count + ahead
         self._native_threads = max(1, len(os.sched_getaffinity(0)) // count)
         self._log_level = logging.getLogger().getEffectiveLevel()
@@ -89,6 +93,7 @@ class Supervisor:
         self._waiting: collections.deque[Task] = collections.deque()
         self._workers: list[WorkerProcess | None] = [None] * count
         self._failed_starts = 0
+        self._looked = time.monotonic()  # when it was last seen who takes too long
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._by_fd: dict[int, WorkerProcess] = {}
@@ -120,12 +125,10 @@ class Supervisor:
                 self._start_missing()
                 self._take_orders()
                 self._hand_out()
-                heard = [fd for fd, _ in self._poll.poll(_TICK_S * 1000)]
-                spoke = [self._by_fd.get(fd) for fd in heard]
-                for fd in heard:
+                for fd, _ in self._poll.poll(_TICK_S * 1000):
                     self._heard(fd)
-                self._end_the_late(spoke)
-        except BaseException as caught:  # whoever waits for an answer must see it
+                self._end_the_late()
+        except BaseException as caught:  # those who wait for an answer must see it
             error = caught
             logger.exception("the thread that looks after worker processes has failed")
         finally:
@@ -154,11 +157,12 @@ class Supervisor:
                 continue
             task = min(self._waiting, key=lambda task: task.step)
             worker.ready, worker.job = False, task.job
-            if worker.knows("source", task.job.source):
-                worker.knows("view", task.job.view, task.job.source.number)
+            source, view = task.job.source, task.job.view
+            # Loading is not charged to the step: it has the deadline of a start.
+            if worker.knows("source", source) and worker.knows("view", view, source.number):
                 self._waiting.remove(task)
                 worker.task, worker.slot = task, self._slots.take()
-                worker.send("step", task.job.view.number, task.step, fd=worker.slot)
+                worker.send("step", view.number, task.step, fd=worker.slot)
                 self._slots.keep(self._slots_kept)
 
     def _heard(self, fd: int) -> None:
@@ -180,64 +184,74 @@ class Supervisor:
             return
         kind, *rest = message
         if kind == "log":
-            name, level, text = rest
-            logging.getLogger(name).log(level, "[%s] %s", worker.name, text)
+            _log(worker.name, *rest)
         elif kind == "refused":
             self._refuse(worker, *rest)
         elif kind == "made":
             self._answer(worker, *rest)
-        elif kind == "ready" or self._sees_the_data(worker, *rest):
-            worker.ready, self._failed_starts = True, 0
+        elif kind == "ready":
+            worker.ready = True
+        else:
+            self._loaded(worker, *rest)
 
     def _answer(self, worker: WorkerProcess, begin: int, end: int) -> None:
         """Hand a result, or an error of the user's code, to the one who has asked."""
         task, slot = worker.task, worker.slot
         worker.task, worker.slot, worker.ready = None, None, True
         assert slot is not None
+        self._failed_starts = 0
         if task.job.closed or not task.future.set_running_or_notify_cancel():
             self._slots.give_back(slot)
             return
         self._hand_out()  # while this is read, the worker goes on
-        answer: Answer = self._slots.read(slot, begin, end)
+        try:
+            answer: Answer = self._slots.read(slot, begin, end)
+        except Exception as error:  # of unpickling, or out of memory: the loop must see it
+            task.future.set_exception(error)
+            return
         if isinstance(answer, Made):
             answer.by = worker.name
         task.future.set_result(answer)
 
-    def _sees_the_data(self, worker: WorkerProcess, there: Mapping[str, str] | None) -> bool:
-        """Whether a worker has loaded the data that is here; if not, its batches are refused."""
-        if (words := other_data(worker.job.source.data, there)) is None:
-            return True
-        self._refuse(worker, words)
-        return False
+    def _loaded(self, worker: WorkerProcess, there: Mapping[str, str] | None = None) -> None:
+        """A worker has loaded what it was sent. If that is other data, its batches are refused."""
+        worker.ready = True
+        here = worker.job.source.data
+        if there is not None and (words := other_data(here, there)) is not None:
+            self._refuse(worker, words)
 
     def _refuse(self, worker: WorkerProcess, why: str, text: str = "") -> None:
-        """A worker cannot load what it needs, and no other could: say so to all who wait."""
-        self._fail(RuntimeError(f"{worker.name} {why}\n{text}".rstrip()))
+        """A worker cannot load what it needs, and no other could: say so to all who wait for it."""
+        self._fail(RuntimeError(f"{worker.name} {why}\n{text}".rstrip()), worker.job)
         worker.forget()
         worker.ready = True
 
-    def _fail(self, error: BaseException) -> None:
-        """Answer all that nobody works at with an error."""
-        while self._waiting:
-            future = self._waiting.popleft().future
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+    def _fail(self, error: BaseException, job: ProcessJob | None = None) -> None:
+        """Answer all that nobody works at with an error, or those of a job."""
+        failed = [task for task in self._waiting if job is None or task.job is job]
+        for task in failed:
+            self._waiting.remove(task)
+            if task.future.set_running_or_notify_cancel():
+                task.future.set_exception(error)
 
-    def _end_the_late(self, spoke: list[WorkerProcess | None]) -> None:
-        """Replace who takes too long. Who has just spoken may have more to say: if this process
-        was stopped for a while, its answer may be there."""
-        now = time.monotonic()
+    def _end_the_late(self) -> None:
+        """Replace who takes too long. What it prints or logs meanwhile is no answer. If this
+        process was held up, answers may be there that were not read: that time does not count."""
+        now, last = time.monotonic(), self._looked
+        self._looked = now
+        held_up_s = max(0.0, now - last - _HELD_UP_S)
         for worker in self._workers:
-            if worker is None or worker.ready or worker in spoke:
+            if worker is None or worker.ready:
                 continue
+            worker.since += held_up_s
             limit_s = self._timeout_s if worker.task is not None else START_TIMEOUT_S
             if now - worker.since > limit_s:
                 worker.ask_for_stack()
                 self._poll_for_lines(worker)
                 worker.end()
-                what = "one answer" if worker.task is not None else "its start"
+                what = "for one answer" if worker.task is not None else f"to {worker.beginning}"
                 stack = "\n".join(worker.last_lines)
-                self._replace(worker, f"more than {limit_s:g} s for {what}", stack)
+                self._replace(worker, f"more than {limit_s:g} s {what}", stack)
 
     def _poll_for_lines(self, worker: WorkerProcess) -> None:
         """Read what a worker writes within a short time."""
@@ -270,8 +284,8 @@ class Supervisor:
             self._failed_starts += 1
             if self._failed_starts >= self._starts:
                 self._failed_starts = 0
-                text = f"worker processes do not start: {words}\n{stack}".rstrip()
-                self._fail(RuntimeError(text))
+                text = f"no worker process manages to {worker.beginning}: {words}\n{stack}"
+                self._fail(RuntimeError(text.rstrip()))
 
     def _end(self, error: BaseException | None) -> None:
         """End the workers: those that wait end by themselves."""
@@ -289,3 +303,9 @@ class Supervisor:
             if worker.task is not None and worker.task.future.set_running_or_notify_cancel():
                 worker.task.future.set_exception(error)
         self._slots.close()
+
+
+def _log(worker: str, name: str, level: int, text: str) -> None:
+    """Log what a worker has logged. A handler that raises changes nothing."""
+    with contextlib.suppress(Exception):
+        logging.getLogger(name).log(level, "[%s] %s", worker, text)

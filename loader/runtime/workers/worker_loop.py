@@ -9,11 +9,12 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import cloudpickle
 
-from loader.records.work import Work
+from loader.records.jax_settings import set_all
 from loader.runtime.workers import shared_memory
 from loader.runtime.workers.parcels import unpacked_view
 from loader.runtime.workers.same_data import seen_data
@@ -25,11 +26,15 @@ _LONGEST_TEXT = 20_000
 class WorkerLoop:
     """Answers what comes through the socket, one thing after the other."""
 
-    def __init__(self, line: socket.socket, name: str, level: int) -> None:
+    def __init__(
+        self, line: socket.socket, name: str, level: int, settings: dict[str, Any]
+    ) -> None:
+        set_all(settings)
         self._line = line
         self._name = name
         self._sources: dict[int, Any] = {}
-        self._views: dict[int, Work] = {}
+        self._views: dict[int, Callable[[int], Any]] = {}
+        self._desk = shared_memory.Desk()
         logging.basicConfig(
             handlers=[_ToTrainer(line)], level=level, format="%(message)s", force=True
         )
@@ -61,29 +66,37 @@ class WorkerLoop:
     def _source(self, fd: int, old: list[int], number: int, begin: int, end: int) -> None:
         """Load a source; say what data it sees."""
         _forget(self._sources, old)
-        try:
+        with self._refusing("the source"):
             self._sources[number] = source = shared_memory.read_parcel(fd, begin, end)
             self._send("loaded", seen_data(source))
-        except Exception as error:  # it is the trainer's to raise
-            text = "".join(traceback.format_exception(error))
-            why = f"cannot load the source: {type(error).__name__}: {error}"
-            self._send("refused", why[:_LONGEST_TEXT], text[-_LONGEST_TEXT:])
 
     def _view(
         self, fd: int, old: list[int], number: int, begin: int, end: int, source: int
     ) -> None:
         """Load work on a source that is here."""
         _forget(self._views, old)
-        data = shared_memory.read_parcel(fd, begin, end)
-        self._views[number] = unpacked_view(data, self._sources[source])
+        with self._refusing("the operators, the order or the batcher"):
+            data = shared_memory.read_parcel(fd, begin, end)
+            self._views[number] = unpacked_view(data, self._sources[source])
+            self._send("loaded")
+
+    @contextlib.contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        """Say what cannot be loaded, and why: it is the trainer's to raise."""
+        try:
+            yield
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            why = f"cannot load {what}: {type(error).__name__}: {error}"
+            self._send("refused", why[:_LONGEST_TEXT], text[-_LONGEST_TEXT:])
 
     def _step(self, fd: int, view: int, step: int) -> None:
         """Make a step, or say what went wrong."""
         try:
-            made = self._views[view].make(step)
-            place = shared_memory.write(fd, made)
+            made = self._views[view](step)
+            place = self._desk.write(fd, made)
         except Exception as error:  # it is the trainer's to raise
-            place = shared_memory.write(fd, sendable(error, self._name))
+            place = self._desk.write(fd, sendable(error, self._name))
         self._send("made", *place)
 
 
@@ -106,9 +119,13 @@ class _ToTrainer(logging.Handler):
         self._line = line
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)[:_LONGEST_TEXT]
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        try:
+            text = self.format(record)[:_LONGEST_TEXT]
             self._line.send(pickle.dumps(("log", record.name, record.levelno, text)))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the trainer has ended
+        except Exception:  # a record that cannot be formatted, such as ("%d", "x")
+            self.handleError(record)
 
 
 def sendable(error: Exception, worker: str) -> Exception:

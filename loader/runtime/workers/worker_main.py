@@ -22,13 +22,13 @@ def main() -> None:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
     line = socket.socket(fileno=descriptor)
-    path, name, level = pickle.loads(line.recv(1 << 18))
+    path, name, *settings = pickle.loads(line.recv(1 << 18))
     sys.path[:] = path
     sys.argv[:] = [name]
 
     from loader.runtime.workers.worker_loop import WorkerLoop
 
-    WorkerLoop(line, name, level).run()
+    WorkerLoop(line, name, *settings).run()
 
 
 if __name__ == "__main__":

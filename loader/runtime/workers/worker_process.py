@@ -12,9 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from loader.records.jax_settings import deciding_settings
+
 _PROGRAM = str(Path(__file__).with_name("worker_main.py"))
 _KEPT_LINES = 60  # of what a worker has written last, for messages
+_LONGEST_LINE = _READ = 1 << 16
+_READS_AT_THE_END = 16  # a pipe holds no more, unless others still write into it
 _THINGS_KEPT = 4  # sources, and pipelines, that a worker keeps
+_LOADING = {"source": "load the source", "view": "load the operators"}
 _NATIVE_THREADS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -32,6 +37,7 @@ class WorkerProcess:
         self.task: Any = None  # the step that it was asked for
         self.slot: int | None = None  # where its answer goes
         self.ready = False  # whether it waits to be asked
+        self.beginning = "start"  # what it does while it is not ready and has no step
         self.since = time.monotonic()  # when it was started, or asked for something
         self._known: dict[str, list[int]] = {"source": [], "view": []}
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
@@ -53,13 +59,18 @@ class WorkerProcess:
         self.outputs = {pipe.fileno(): name for name, pipe in pipes.items() if pipe is not None}
         for fd in self.outputs:
             os.set_blocking(fd, False)
-        self.socket.send(pickle.dumps((sys.path, name, log_level)))
+        self._send((sys.path, name, log_level, deciding_settings()))
 
     def send(self, *message: Any, fd: int) -> None:
-        """Send a message with a file. The end of the process is seen where it is read."""
+        """Send a message with a file."""
         self.since = time.monotonic()
+        self._send(message, fd)
+
+    def _send(self, message: Any, *fds: int) -> None:
+        """Send a message. That the process has ended is seen where its messages are read."""
+        data = pickle.dumps(message)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self.socket, [pickle.dumps(message)], [fd])
+            socket.send_fds(self.socket, [data], fds)
 
     def knows(self, kind: str, thing: Any, *numbers: int) -> bool:
         """Whether it has this thing already; if not, it is sent now."""
@@ -68,7 +79,7 @@ class WorkerProcess:
             return True
         known.append(thing.number)
         old, known[:] = known[:-_THINGS_KEPT], known[-_THINGS_KEPT:]
-        parcel = thing.parcel
+        parcel, self.beginning = thing.parcel, _LOADING[kind]
         self.send(kind, old, thing.number, *parcel.place, *numbers, fd=parcel.fd)
         return False
 
@@ -85,25 +96,26 @@ class WorkerProcess:
         return pickle.loads(data) if data else None
 
     def forward(self, fd: int) -> bool:
-        """Pass on the lines that it has written. Whether more may come."""
-        while True:
-            try:
-                data = os.read(fd, 1 << 16)
-            except BlockingIOError:
-                return True
-            self._forward(self.outputs[fd], data)
-            if not data:
-                return False
+        """Pass on some of what it has written. Whether more may come."""
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return True
+        self._forward(self.outputs[fd], data)
+        return bool(data)
 
     def _forward(self, stream: str, data: bytes) -> None:
         data = self._unfinished[stream] + (data or b"\n")  # at the end, so is the line
-        *lines, self._unfinished[stream] = data.split(b"\n")
-        for text in (line.decode(errors="replace") for line in lines):
-            if stream == "stderr":
-                self.last_lines.append(text)
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-                if text:
-                    getattr(sys, stream).write(f"[{self.name}] {text}\n")
+        *lines, rest = data.split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        self._unfinished[stream] = rest
+        texts = [line.decode(errors="replace") for line in lines]
+        if stream == "stderr":
+            self.last_lines.extend(texts)
+        named = "".join(f"[{self.name}] {text}\n" for text in texts if text)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+            getattr(sys, stream).write(named)
 
     def ask_for_stack(self) -> None:
         """Let it write its Python stack to stderr, if it can."""
@@ -117,7 +129,9 @@ class WorkerProcess:
         self._process.kill()
         status = self._process.wait()
         for fd in self.outputs:
-            self.forward(fd)
+            for _ in range(_READS_AT_THE_END):
+                if not self.forward(fd):
+                    break
         self._close()
         if status >= 0:
             return f"exit status {status}"

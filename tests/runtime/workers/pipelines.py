@@ -1,8 +1,11 @@
 """Loaders whose batches workers make, and operators that do what operators should not."""
 
 import ctypes
+import errno
+import logging
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from loader import ArraySource, DataLoader, FilesSource, Shuffle
+from loader import ArraySource, DataLoader, FilesSource, Shuffle, Source
+from loader.sources.storage.stored_files import StoredFiles
 from tests.data import unlike_records
 
 
@@ -60,6 +64,19 @@ class Once:
     def _busy_in_c(self) -> None:
         ctypes.CDLL(None).sleep(1000)
 
+    def _prints(self) -> None:
+        while True:
+            os.write(1, b"and so on " * 400)  # never a line's end
+
+    def _logs(self) -> None:
+        while True:
+            logging.getLogger("a.user").warning("still at it")
+            time.sleep(0.05)
+
+    def _leaves_a_child_that_prints(self) -> None:
+        subprocess.Popen(["yes"])
+        os._exit(3)
+
     def _raise(self) -> None:
         raise LookupError(f"record {self.record} is not to my taste")
 
@@ -73,21 +90,77 @@ class Slow:
         return record
 
 
+class AtLoading:
+    """Does something bad where another process loads it, once its file is there."""
+
+    def __init__(self, what: str, file: Path) -> None:
+        self.what, self.file, self.pid = what, file, os.getpid()
+
+    def map(self, record: Any) -> Any:
+        return record
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() != self.pid and self.file.exists():
+            getattr(self, f"_{self.what}")()
+
+    def _exit(self) -> None:
+        os._exit(3)
+
+    def _hang(self) -> None:
+        while True:
+            pass
+
+    def _raise(self) -> None:
+        raise ModuleNotFoundError("no module named 'elsewhere'")
+
+    def _wait(self) -> None:
+        time.sleep(1.5)
+
+
+class SourceAtLoading(AtLoading, Source):
+    """A source that does that."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.full(3, index)}
+
+
+class OddThere(Source):
+    """Where it was unpickled, a record cannot be read, and another one is not the same."""
+
+    def __init__(self, unread: int, other: int) -> None:
+        self.unread, self.other, self._there = unread, other, False
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        if self._there and index == self.unread:
+            raise OSError(errno.EIO, "a broken disk")
+        return {"x": np.full(3, index + (self._there and index == self.other))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _there=True)
+
+
 class AnotherThere(FilesSource):
     """Reads other files where it was unpickled, as where another disk is mounted."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.paths = [path.replace("here", "there") for path in self.paths]
+        self.__dict__.update(state)
+        self._files = StoredFiles([path.replace("here", "there") for path in self.paths])
 
 
-def another_there(folder: Path) -> AnotherThere:
-    """Eight files, one of which has another content elsewhere."""
+def another_there(folder: Path, count: int = 8, text_there: str = "7777") -> AnotherThere:
+    """Files, one of which has another content elsewhere."""
     for place in ("here", "there"):
         (folder / place).mkdir()
-        for number in range(8):
-            text = f"{number:04d}" if (place, number) != ("there", 3) else "7777"
-            (folder / place / f"{number}.txt").write_text(text)
+        for number in range(count):
+            text = f"{number:04d}" if (place, number) != ("there", 3) else text_there
+            (folder / place / f"{number:03d}.txt").write_text(text)
     return AnotherThere(str(folder / "here" / "*.txt"))
 
 
@@ -124,3 +197,25 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def listening(pids: list[int]) -> list[str]:
+    """The addresses on which processes listen for others."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                host = fields[1].split(":")[0]
+                numbers = [str(int(host[i : i + 2], 16)) for i in (6, 4, 2, 0)]
+                found.append(".".join(numbers) if table == "tcp" else host)
+    return found

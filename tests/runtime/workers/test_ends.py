@@ -142,7 +142,10 @@ for n in range(times):
     except KeyboardInterrupt:
         pass
     timer.join()
+    delivered = loader.step * 8
     assert got == list(range(len(got))), got
+    assert delivered - len(got) in (0, 8)  # the interrupt may come before a batch is noted
+    got = list(range(delivered))
     for batch in loader:  # it goes on where it was
         got.extend(np.asarray(batch["x"]).tolist())
         pids |= set(children())
@@ -162,7 +165,7 @@ print("done")
 def test_ctrl_c_leaves_no_worker_and_no_half_batch(
     tmp_path: Path, full: bool, record: Record
 ) -> None:
-    times = 50 if full else 4
+    times = 50 if full else 5
     script = tmp_path / "interrupted.py"
     script.write_text(_INTERRUPTED)
     done = subprocess.run(

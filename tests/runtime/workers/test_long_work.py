@@ -138,6 +138,7 @@ def test_records_that_are_never_answered_for_are_named(tmp_path: Path):
 
 @pytest.mark.parametrize("workers", [Threads(2), Processes(1)])
 def test_an_error_of_the_users_code_is_as_it_is_without_workers(workers: Any, tmp_path: Path):
+    before = set(threading.enumerate())
     keep = Keep(Once("raise", 700, tmp_path, always=True))
     with pytest.raises(ValueError, match=r"record 700: .*Keep: LookupError") as here:
         Filtered(RECORDS, keep)
@@ -147,7 +148,7 @@ def test_an_error_of_the_users_code_is_as_it_is_without_workers(workers: Any, tm
     notes = "".join(getattr(there.value, "__notes__", []))
     assert ("The traceback of worker 0" in notes) == isinstance(workers, Processes)
     assert not children()
-    names = {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in set(threading.enumerate()) - before}
     assert not names & {"gristmill-workers", "gristmill-prefetch"}
 
 
@@ -169,10 +170,12 @@ class Widening(Documents):
 
 def test_what_the_caller_cannot_keep_ends_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(passes, "BLOCK_BYTES", 10_000)
+    before = set(threading.enumerate())
     with pytest.raises(ValueError, match="all tokens must be of one dtype") as caught:
         index_lengths(Widening(), tokens=tmp_path / "tokens.bin", workers=Threads(2))
     assert caught.traceback  # which refers to whatever was suspended
-    assert "gristmill-prefetch" not in {thread.name for thread in threading.enumerate()}
+    new = set(threading.enumerate()) - before
+    assert "gristmill-prefetch" not in {thread.name for thread in new}
 
 
 _DISTURBED = """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loader import ArraySource
-from loader.runtime.workers.parcels import packed_source, packed_whole
+from loader.runtime.workers.parcels import packed_source, packed_whole, unpacked
 
 
 def test_a_memory_mapped_file_travels_by_its_name(tmp_path: Path) -> None:
@@ -25,9 +25,9 @@ def test_what_was_changed_in_memory_alone_travels_itself(tmp_path: Path) -> None
     np.save(tmp_path / "x.npy", np.arange(100.0))
     changed = np.load(tmp_path / "x.npy", mmap_mode="c")
     changed[:] = -1
-    assert set(pickle.loads(packed_whole(changed))) == {-1.0}
+    assert set(unpacked(packed_whole(changed))) == {-1.0}
     result = np.load(tmp_path / "x.npy", mmap_mode="r") + 1
-    np.testing.assert_array_equal(pickle.loads(packed_whole(result)), np.arange(100.0) + 1)
+    np.testing.assert_array_equal(unpacked(packed_whole(result)), np.arange(100.0) + 1)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
