@@ -3,6 +3,8 @@
     python scripts/bench.py                           all workloads: about half an hour
     python scripts/bench.py memory --quick            one of them; all with --quick: a minute
     python scripts/bench.py --json FILE --chart FILE  also as data and as a picture
+    python scripts/bench.py --keep                    also as a line of scripts/bench_history.jsonl
+    python scripts/bench.py --history FILE            draws that history, and runs nothing
 
 A contestant counts only if it delivered the same records, each once in an epoch; --quick looks at
 the first few thousand of an epoch only. Every contestant has a process of its own, and the others
@@ -15,22 +17,26 @@ import difflib
 import importlib.util
 import json
 import os
-import platform
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import bench_alone
+import bench_defaults
+import bench_files
+import bench_formats
 import bench_images
 import bench_jpeg
+import bench_operators
+import bench_storage
+import bench_tables
 import bench_workers
 import bench_workloads
 from bench_contest import Facts, Result
-from bench_figures import Outcome, Reached, as_data, figures_of
+from bench_figures import Outcome, Reached, figures_of
+from bench_history import HISTORY, document_of, draw_history, keep
 from bench_timing import FULL, QUICK, Pace
 from rich.console import Console
 from rich.table import Table
@@ -39,10 +45,18 @@ Workload = Callable[[Pace], Iterator[Outcome]]
 WORKLOADS: dict[str, Workload] = {
     "memory": bench_workloads.memory,
     "tabular": bench_workloads.tabular,
+    "tables": bench_tables.tables,
     "arrayrecord": bench_workloads.arrayrecord,
+    "files": bench_files.files,
+    "formats": bench_formats.formats,
     "zarr": bench_workloads.zarr,
+    "storage": bench_storage.storage,
     "jpeg": bench_jpeg.jpeg,
+    "crops": bench_defaults.crops,
+    "steps": bench_defaults.steps,
+    "auto": bench_defaults.auto,
     "images": bench_images.images,
+    "operators": bench_operators.operators,
     "workers": bench_workers.workers,
     "packing": bench_alone.packing,
     "overlap": bench_alone.overlap,
@@ -52,16 +66,6 @@ WORKLOADS: dict[str, Workload] = {
     "state": bench_alone.state,
     "stats": bench_alone.stats,
 }
-_PACKAGES = (
-    "jax",
-    "grain",
-    "numpy",
-    "array_record",
-    "tensorstore",
-    "tensorflow",
-    "torch",
-    "datarax",
-)
 
 
 def main() -> int:
@@ -70,6 +74,9 @@ def main() -> int:
     if args.list:
         for name, workload in WORKLOADS.items():
             console.print(f"{name:12s} {(workload.__doc__ or '').splitlines()[0]}")
+        return 0
+    if args.history:
+        draw_history(args.history)
         return 0
     # Ended like an error, so that the contestants' processes are too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -88,9 +95,11 @@ def main() -> int:
         f"{seconds:.0f} s on {os.cpu_count()} cores; load average {loads[0]:.1f} before and "
         f"{loads[1]:.1f} after (this run is up to 2 of it)"
     )
+    document = document_of(outcomes, reached, seconds, loads, args.quick)
     if args.json:
-        document = _document(outcomes, reached, seconds, loads, args.quick)
         Path(args.json).write_text(json.dumps(document, indent=1))
+    if args.keep:
+        keep(document)
     if args.chart:
         import bench_chart
 
@@ -104,17 +113,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer cases and shorter turns")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     parser.add_argument("--chart", metavar="FILE", help="also draw them there (PNG)")
+    parser.add_argument("--keep", action="store_true", help=f"add the figures to {HISTORY.name}")
+    parser.add_argument("--history", metavar="FILE", help="only draw the runs kept (PNG)")
     parser.add_argument("--list", action="store_true", help="say what the workloads are")
     args = parser.parse_args()
     for name in args.workloads:
         if name not in WORKLOADS:
             near = difflib.get_close_matches(name, WORKLOADS, n=1, cutoff=0.0)[0]
             parser.error(f"no workload {name!r}: did you mean {near}? See --list")
-    for file in filter(None, (args.json, args.chart)):  # said now, not after half an hour
+    for file in filter(
+        None, (args.json, args.chart, args.history)
+    ):  # said now, not after half an hour
         if not Path(file).absolute().parent.is_dir():
             parser.error(f"no folder {Path(file).absolute().parent} to write {file} into")
-    if args.chart and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--chart needs matplotlib: pip install -e '.[bench]'")
+    if (args.chart or args.history) and importlib.util.find_spec("matplotlib") is None:
+        parser.error("a picture needs matplotlib: pip install -e '.[bench]'")
     return args
 
 
@@ -158,48 +171,9 @@ def figures_table(reached: list[Reached]) -> Table:
         spread = "" if figure.spread is None else f" ± {figure.spread:.2g}"
         value = "not measured" if figure.value is None else f"{figure.value:.3g}{spread}"
         verdict = f"[{styles[figure.met]}]{figure.verdict}"
-        table.add_row(figure.workload, figure.what, figure.bound, value, verdict)
+        what = f"{figure.what}{': ' if figure.rival else ''}{figure.rival}"
+        table.add_row(figure.workload, what, figure.bound, value, verdict)
     return table
-
-
-def _document(
-    outcomes: dict[str, Outcome],
-    reached: list[Reached],
-    seconds: float,
-    loads: tuple[float, float],
-    quick: bool,
-) -> dict[str, Any]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "seconds": seconds,
-        "quick": quick,
-        "machine": {
-            "cores": os.cpu_count(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "load_before": loads[0],
-            "load_after": loads[1],
-        },
-        "versions": versions,
-        "workloads": {title: as_data(outcome) for title, outcome in outcomes.items()},
-        "figures": [
-            {
-                "workload": figure.workload,
-                "what": figure.what,
-                "bound": figure.bound,
-                "value": figure.value,
-                "spread": figure.spread,
-                "verdict": figure.verdict,
-            }
-            for figure in reached
-        ],
-    }
 
 
 if __name__ == "__main__":

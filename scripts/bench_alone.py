@@ -32,6 +32,7 @@ from loader import (
 from loader.records.jax_settings import traced
 from loader.runtime.host_pipeline import Made
 from loader.runtime.stats import STAGES, Recorder
+from loader.runtime.workers.auto import HelperCount
 from operators import ByteTokenizer, Tokenize
 
 _LABELS = {"label": ((), "int32")}
@@ -218,7 +219,7 @@ def stats(pace: Pace) -> Iterator[Facts]:
 
 
 def _stats(times: int) -> float:
-    recorder = Recorder()
+    recorder, chosen = Recorder(), HelperCount()
 
     def note_a_batch() -> None:
         start = now = time.perf_counter_ns()
@@ -227,7 +228,7 @@ def _stats(times: int) -> float:
             with traced(stage):
                 earlier, now = now, time.perf_counter_ns()
                 times_ns[stage] = now - earlier
-        recorder.delivered(start, Made(None, 0, 256, 256, 0, times_ns), 1 << 20, 2)
+        recorder.delivered(start, Made(None, 0, 256, 256, 0, times_ns), 1 << 20, 2, chosen)
 
     return _median_us(note_a_batch, times)
 

@@ -153,6 +153,7 @@ class Contest:
     contestants: tuple[Contestant, ...]
     promise: Promise
     whole_epochs: bool = False  # turns are epochs: batches of one differ in what they cost
+    warm_up: int = 0  # batches in one go before the turns: loaders choose their threads by them
 
 
 @dataclasses.dataclass(frozen=True)

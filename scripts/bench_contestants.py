@@ -17,6 +17,7 @@ from bench_contest import Batches, Contestant
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from loader import DataLoader, Shuffle, Threads
+from loader.records.words import cores
 
 _AHEAD = 2  # batches on the device ahead of the loop, for all
 _RECORDS_AHEAD = 64  # of Grain's threads; for each record it walks them all, so more is slower
@@ -87,10 +88,15 @@ def gristmill(
     order: Any = None,
     **settings: Any,
 ) -> Contestant:
-    """This loader; host batches without a device, else placed ones."""
+    """This loader; host batches without a device, else placed ones.
+
+    `workers="auto"` is what it does by default. It is one thread here if nothing is said.
+    """
     of_order = f", {type(order).__name__}" if order is not None else ""
     name = f"gristmill{of_order}{f', Threads({threads})' if threads else ''}"
-    name += f", Processes({workers.count})" if workers is not None else ""
+    by_default = workers == "auto"
+    if workers is not None:
+        name += ", defaults" if by_default else f", Processes({workers.count})"
     name += ", prefetch=0" if settings.get("prefetch") == 0 else ""
 
     def make() -> Batches:
@@ -107,9 +113,26 @@ def gristmill(
         return iter(loader) if task.devices else loader.host_batches()
 
     # What it may have made before a turn begins: its prefetch, and a batch for each thread.
-    ahead = settings.get("prefetch", 2) + max(1, threads) + 1
-    ahead += 0 if workers is None else workers.window()
+    most = cores() if by_default else max(1, threads)
+    ahead = settings.get("prefetch", 2) + most + 1
+    ahead += 0 if workers is None or by_default else workers.window()
     return Contestant(name, make, "gristmill", devices=task.devices, ahead=ahead)
+
+
+def beside(step: Callable[[], Any], contestant: Contestant) -> Contestant:
+    """The same in a loop that does a step with each batch."""
+
+    def make() -> Batches:
+        batches = contestant.make()  # now: packages are imported side by side
+        return _with_steps(batches, step)
+
+    return dataclasses.replace(contestant, make=make)
+
+
+def _with_steps(batches: Batches, step: Callable[[], Any]) -> Batches:
+    for batch in batches:
+        yield batch
+        step()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ class Reached:
     value: float | None  # None if it was not measured
     spread: float | None
     met: bool | None
+    rival: str = ""  # the fastest of those that it was held against
 
     @property
     def verdict(self) -> str:
@@ -42,15 +43,15 @@ class Speed:
     def read(self, outcomes: Mapping[str, Outcome]) -> Reached:
         result = outcomes.get(self.workload)
         value = spread = None
-        against = self.against
+        rival = ""
         if isinstance(result, Result):
             ours, theirs = result.measured.get(self.ours), result.best_of(self.family)
             if ours is not None and theirs is not None:
                 value, spread = ours.speed_over(theirs)
-                if self.family != "limit":
-                    against = f"{against}: {theirs.contestant.name}"
+                rival = "" if self.family == "limit" else theirs.contestant.name
         met = None if value is None else value >= self.at_least
-        return Reached(self.workload, f"over {against}", f"≥ {self.at_least}", value, spread, met)
+        what, bound = f"over {self.against}", f"≥ {self.at_least}"
+        return Reached(self.workload, what, bound, value, spread, met, rival)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,14 @@ class Growth:
 
 
 _PYTHON = "workers, Python, batch 64"
+_MANY = "files, 1000 x 100, batch 256"
 _DEVICE = "memory, one device, batch 256"
+_OURS = "gristmill, defaults"
+_CROPS = "crops, host, batch 32"
+_WAIT = "steps, JPEG beside a wait of 10 ms"
+_BUSY = "steps, JPEG beside 10 ms of Python"
+_CHOSEN = ("JPEG", "token windows", "arrays in memory", "packed text")
+_CACHED = "gristmill, from the cache"
 _SCALE = ("scale, host, batch 250", "10^4 records", "10^9 records")
 FIGURES = (
     Speed("memory, host, batch 1024", "gristmill", "limit", "numpy gather", 0.85),
@@ -121,16 +129,41 @@ FIGURES = (
     Speed(_DEVICE, "gristmill", "torch", "torch at its best", 2),
     Speed(_DEVICE, "gristmill", "datarax", "datarax", 1.2),
     Speed("memory, mesh of eight, batch 1024", "gristmill", "grain", "Grain on devices", 25),
+    Speed("tables, host, batch 4096", "gristmill", "limit", "numpy takes", 1.0),
+    Speed("tables, host, batch 4096", "gristmill", "torch", "torch at its best", 1.5),
+    Speed("parquet, 128 int32 a row", "gristmill", "limit", "pyarrow, front to back", 0.5),
+    Speed("parquet, 128 int32 a row", "gristmill", "full shuffle", "a full shuffle", 50),
+    Speed("hugging face, 128 int32 a row", "gristmill", "limit", "the same arrays", 0.5),
+    Speed("hugging face, 128 int32 a row", "gristmill", "datasets", "datasets, numpy format", 5),
+    Speed("tfrecord, 3 KB examples", "gristmill", "limit", "a sequential read", 0.8),
+    Speed("tfrecord, 3 KB examples", "gristmill", "tf.data", "tf.data with a buffer", 2),
+    Speed("tar, 3 KB members", "gristmill", "limit", "webdataset's own reader", 1.0),
     Speed("arrayrecord, host, batch 256", "gristmill", "limit", "bare reader, stacked", 0.8),
     Speed("arrayrecord, host, batch 256", "gristmill", "grain", "Grain at its best", 6),
+    Speed(_MANY, "gristmill", "limit", "a loop over the readers", 0.9),
+    Speed(_MANY, "gristmill", "grain", "Grain at its best", 1.5),
+    Speed("files, 50 x 5000, batch 256", "gristmill", "torch", "torch, __getitems__", 1.0),
     Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "limit", "contiguous read", 0.5),
     Speed("zarr, host, batch 256", "gristmill, BlockShuffle", "random", "TensorStore", 8),
+    Fact("storage, an epoch", "requests, block over full", 0.005),
+    Fact("storage, an epoch", "MB asked for, block over full", 0.004),
+    Speed("storage, from a cache, batch 256", _CACHED, "limit", "local files", 0.95),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "limit", "one thread", 1.7),
     Speed("jpeg, host, batch 32", "gristmill, Threads(2)", "grain", "Grain at its best", 1.1),
+    Speed(_CROPS, _OURS, "tf.data", "tf.data", 0.9),
+    Speed(_CROPS, _OURS, "torch", "torch with two workers", 1.5),
+    Speed(_CROPS, _OURS, "grain", "Grain at its best", 1.3),
+    Speed(_WAIT, _OURS, "tf.data", "tf.data", 1.0),
+    Speed(_WAIT, _OURS, "torch", "torch with two workers", 1.3),
+    Speed(_BUSY, "gristmill, Processes(2)", "tf.data", "tf.data", 1.0),
+    *(Speed(f"auto, {name}", _OURS, "fixed", "the best fixed choice", 0.85) for name in _CHOSEN),
     Speed("images, 256 x 256 to 224, linear", "gristmill", "limit", "cv2.resize", 0.9),
     Speed("images, 256 x 256 to 224, area", "gristmill", "limit", "cv2.resize", 0.9),
     Speed("images, 1200 x 1600 to 256, linear", "gristmill", "limit", "cv2.resize", 0.9),
     Speed("images, 1200 x 1600 to 256, area", "gristmill", "limit", "cv2.resize", 0.9),
+    Speed("operators, ColorJitter", "gristmill", "albumentations", "Albumentations", 0.9),
+    Speed("operators, RandomAffine", "gristmill", "albumentations", "Albumentations", 0.9),
+    Speed("operators, GaussianBlur", "gristmill", "albumentations", "Albumentations", 0.9),
     Speed(_PYTHON, "gristmill, Processes(2)", "limit", "one thread", 1.6),
     Speed(_PYTHON, "gristmill, Processes(2)", "grain", "Grain with two processes", 1.0),
     Speed(_PYTHON, "gristmill, Processes(2)", "torch", "torch with two workers", 1.0),

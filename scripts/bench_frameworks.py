@@ -86,7 +86,7 @@ def _tf_batches(task: Task, columns: Columns, by_batch: bool) -> Batches:
 class _ByBatch:
     """Columns whose whole batch comes from one call, which torch makes if there is such a one."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Any) -> None:
         self._columns = columns
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class _ByBatch:
         return self._columns.take(np.array(indices))
 
 
-def torch_batches(task: Task, columns: Columns, by_batch: bool, workers: int) -> Batches:
+def torch_batches(task: Task, columns: Any, by_batch: bool, workers: int) -> Batches:
     torch: Any = importlib.import_module("torch")
     data: Any = importlib.import_module("torch.utils.data")
     loader = data.DataLoader(

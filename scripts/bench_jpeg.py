@@ -17,17 +17,13 @@ from operators import DecodeImage, RandomCrop, RandomFlip
 
 def jpeg(pace: Pace) -> Iterator[Result]:
     """JPEG images of 256 x 256: decode, random crop to 224, random flip, host batches of 32."""
-    source = in_child(Jpegs, 512)
+    source = in_child(Jpegs, 512, 256, 256)
     task = Task(source, 32)
     operators = [DecodeImage(), RandomCrop("image", 224, seed=0), RandomFlip("image", seed=0)]
     settings = tuple(s for s in GRAIN_SETTINGS if s.threads or (s.processes and not pace.quick))
     in_two = functools.partial(_in_two_processes, source, task.batch_size)
     contestants = (
-        Contestant(
-            "one thread, same decoder",
-            functools.partial(_decode_batches, source, task.batch_size),
-            "limit",
-        ),
+        plain_loop(source, task.batch_size),
         gristmill(task, lambda: source, threads=2, operators=operators),
         *grain_contestants(task, (DecodeCropFlip(),), settings),
         Contestant(
@@ -39,17 +35,22 @@ def jpeg(pace: Pace) -> Iterator[Result]:
 
 
 class Jpegs:
-    """JPEG images of 256 x 256 in memory, with their number; a Grain source."""
+    """JPEG images in memory, with their number; a Grain source, and a dataset of torch."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, height: int, width: int) -> None:
         import cv2
 
         rng = np.random.default_rng(0)
         self.blobs = []
         for _ in range(count):
-            coarse = rng.integers(0, 256, (32, 32, 3), np.uint8)
-            image = cv2.resize(coarse, (256, 256), interpolation=cv2.INTER_CUBIC)
+            coarse = rng.integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+            image = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
             self.blobs.append(cv2.imencode(".jpg", image)[1].tobytes())
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The same as a user gives them to this loader."""
+        return {"image": self.blobs, "label": np.arange(len(self), dtype=np.int32)}
 
     def __len__(self) -> int:
         return len(self.blobs)
@@ -70,6 +71,12 @@ class DecodeCropFlip(grain.transforms.RandomMap):
         image = image[top : top + 224, left : left + 224]
         image = cv2.flip(image, 1) if rng.random() < 0.5 else np.ascontiguousarray(image)
         return {"image": image, "label": element["label"]}
+
+
+def plain_loop(source: Any, batch_size: int) -> Contestant:
+    """The limit: one thread, and nothing but the decoder."""
+    make = functools.partial(_decode_batches, source, batch_size)
+    return Contestant("one thread, same decoder", make, "limit")
 
 
 def _decode_batches(source: Any, batch_size: int, part: slice = slice(None)) -> Batches:

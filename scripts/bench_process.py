@@ -40,6 +40,10 @@ class Lane:
         self._process.start()
         theirs.close()
 
+    def begin(self) -> None:
+        """Wait until it has made its batches, so that its imports disturb no other."""
+        self._ask("begin")
+
     def check(self) -> None:
         """Raise `Refused` unless the contestant delivers what it should."""
         self._ask("check")
@@ -137,7 +141,9 @@ def _serve(contestant: Contestant, promise: Promise, pipe: Any) -> None:
         while True:
             what, *args = pipe.recv()
             try:
-                if what == "check":
+                if what == "begin":
+                    answer = None
+                elif what == "check":
                     answer = _check(batches, promise, contestant.devices)
                 elif what == "turn":
                     answer = _take_turn(batches, contestant.devices, *args)

@@ -37,7 +37,9 @@ def hold(contest: Contest, pace: Pace) -> Result:
         taking_part = [c for c in contest.contestants if c.name not in absent]
         lanes = [stack.enter_context(Lane(c, contest.promise)) for c in taking_part]
         batches: dict[Lane, int] = {}
-        for step in (Lane.check, functools.partial(_find_pace, batches, contest, pace)):
+        warm_up = functools.partial(Lane.turn, settle=contest.warm_up, batches=1)
+        find_pace = functools.partial(_find_pace, batches, contest, pace)
+        for step in (Lane.begin, Lane.check, warm_up, find_pace):
             for lane in lanes:
                 if lane.contestant.name not in refused:
                     with _refusing(lane, refused):

@@ -1,6 +1,7 @@
 """The workloads of workers: Python that holds the interpreter, large batches, waits, starts."""
 
 import functools
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +13,12 @@ from bench_contestants import GRAIN_SETTINGS, Task, grain_contestants, gristmill
 from bench_data import Columns
 from bench_frameworks import torch_batches
 from bench_process import in_child
+from bench_ray import on_ray
 from bench_timing import Pace, hold
 
 from loader import DataLoader, Processes, Shuffle, Threads
 
-_TURNS = 2400  # of a loop in Python: about 200 µs
+_TIMED = 50_000  # turns of a loop in Python
 
 
 def workers(pace: Pace) -> Iterator[Result | Facts]:
@@ -26,19 +28,34 @@ def workers(pace: Pace) -> Iterator[Result | Facts]:
         yield _handing_over(pace, mib)
     yield Facts("workers, waits", in_child(_waits))
     yield Facts("workers, first batch", in_child(_starts))
+    if importlib.util.find_spec("ray") is not None:
+        yield Facts("workers, on Ray", in_child(on_ray))
     yield Facts(
         "workers, beside 5 ms of Python a step", in_child(_slowed, 40 if pace.quick else 200)
     )
 
 
+def _spin(turns: int) -> int:
+    """A loop in Python, which holds the interpreter."""
+    total = 0
+    for number in range(turns):
+        total += number
+    return total
+
+
+def _turns(seconds: float) -> int:
+    """How many turns take so long on this machine."""
+    return round(_TIMED * seconds / min(_timed(_spin, _TIMED) for _ in range(20)))
+
+
 class Spin:
-    """Adds a leaf after a loop in Python, which holds the interpreter."""
+    """Adds a leaf after a loop in Python of 200 µs."""
+
+    def __init__(self) -> None:
+        self._turns = _turns(200e-6)
 
     def map(self, record: Any) -> Any:
-        total = 0
-        for number in range(_TURNS):
-            total += number
-        return {**record, "total": np.int32(total % 1000)}
+        return {**record, "total": np.int32(_spin(self._turns) % 1000)}
 
 
 class Wait:
@@ -52,26 +69,27 @@ class Wait:
 class Spun:
     """Records after the loop, for torch."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, spin: Spin) -> None:
         self._columns = columns
+        self._spin = spin
 
     def __len__(self) -> int:
         return len(self._columns)
 
     def __getitem__(self, index: int) -> Any:
-        return Spin().map(self._columns[index])
+        return self._spin.map(self._columns[index])
 
 
 def _python(pace: Pace) -> Result:
     columns = _columns(2048, 16)
-    task = Task(columns, 64)
+    task, spin = Task(columns, 64), Spin()
     source = functools.partial(dict, columns.arrays)
-    one = gristmill(task, source, operators=[Spin()])
+    one = gristmill(task, source, operators=[spin])
     contestants = (
         Contestant("gristmill, one thread", one.make, "limit", ahead=one.ahead),
-        gristmill(task, source, workers=Processes(2), operators=[Spin()]),
-        *grain_contestants(task, (Spin().map,), _GRAIN),
-        _torch(task, Spun(columns)),
+        gristmill(task, source, workers=Processes(2), operators=[spin]),
+        *grain_contestants(task, (spin.map,), _GRAIN),
+        _torch(task, Spun(columns, spin)),
     )
     promise = Promise(2048, {"label": ((), "int32"), "total": ((), "int32")})
     return hold(Contest("workers, Python, batch 64", contestants, promise), pace)
@@ -155,7 +173,7 @@ def _starts() -> dict[str, float]:
 
 def _slowed(steps: int) -> dict[str, float]:
     """How much longer a step of 5 ms of Python takes beside a worker, which has as much to do."""
-    columns = _columns(2048, 16)
+    columns, spin, turns = _columns(2048, 16), Spin(), _turns(5e-3)
 
     def loop(kind: Any) -> float:
         with DataLoader(
@@ -163,7 +181,7 @@ def _slowed(steps: int) -> dict[str, float]:
             batch_size=16,
             epochs=None,
             order=Shuffle(0),
-            operators=[Spin()],
+            operators=[spin],
             workers=kind,
         ) as loader:
             batches = loader.host_batches()
@@ -172,25 +190,15 @@ def _slowed(steps: int) -> dict[str, float]:
             taken = 0.0
             for _ in range(steps):
                 next(batches)
-                began = time.perf_counter()
-                _step()
-                taken += time.perf_counter() - began
+                taken += _timed(_spin, turns)
             return taken / steps
 
-    alone = _timed(_step, steps)
+    alone = sum(_timed(_spin, turns) for _ in range(steps)) / steps
     beside = {"Processes(1)": Processes(1), "one thread": Threads(1)}
     return {f"{name}, times the step alone": loop(kind) / alone for name, kind in beside.items()}
 
 
-def _step() -> int:
-    total = 0
-    for number in range(60_000):
-        total += number
-    return total
-
-
-def _timed(step: Callable[[], Any], times: int) -> float:
+def _timed(function: Callable[[int], Any], turns: int) -> float:
     began = time.perf_counter()
-    for _ in range(times):
-        step()
-    return (time.perf_counter() - began) / times
+    function(turns)
+    return time.perf_counter() - began

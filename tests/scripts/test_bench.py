@@ -42,6 +42,64 @@ def test_the_command_writes_the_figures_it_measures(tmp_path: Path):
     assert figure["verdict"] in ("met", "NOT MET")
 
 
+def test_a_run_that_is_kept_adds_a_line_of_figures_and_the_lines_become_a_picture(
+    contest: Any, tmp_path: Path
+):
+    history, figures = (importlib.import_module(f"bench_{name}") for name in ("history", "figures"))
+    file, picture = tmp_path / "history.jsonl", tmp_path / "history.png"
+    for value in (1.23456, 0.5):
+        reached = [
+            figures.Reached("jpeg", "over tf.data", "≥ 0.9", value, 0.1, value >= 0.9, "tf.data"),
+            figures.Reached("jpeg", "over torch", "≥ 1.5", None, None, None),
+        ]
+        history.keep(history.document_of({}, reached, 12.3, (0.1, 0.2), quick=True), file)
+    first, second = map(json.loads, file.read_text().splitlines())
+    assert first["quick"]
+    assert first["machine"]["cores"]
+    assert first["machine"]["processor"]
+    assert first["versions"]["numpy"] == np.__version__
+    (figure,) = first["figures"]  # what was not measured is not there
+    assert (figure["workload"], figure["rival"], figure["value"]) == ("jpeg", "tf.data", 1.235)
+    assert [run["figures"][0]["verdict"] for run in (first, second)] == ["met", "NOT MET"]
+    history.draw_history(str(picture), file)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_contestants_warm_up_in_one_go_before_their_turns(
+    contest: Any, monkeypatch: pytest.MonkeyPatch
+):
+    timing, asked = importlib.import_module("bench_timing"), []
+
+    class Lane:
+        def __init__(self, contestant: Any, _: Any) -> None:
+            self.contestant = contestant
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def begin(self) -> None:
+            asked.append((self.contestant.name, "begin"))
+
+        def check(self) -> None:
+            asked.append((self.contestant.name, "check"))
+
+        def turn(self, settle: int, batches: int) -> Any:
+            asked.append((self.contestant.name, settle + batches))
+            return contest.Turn(batches, batches, 1.0, 1.0)
+
+        def peak_bytes(self) -> int:
+            return 0
+
+    monkeypatch.setattr(timing, "Lane", Lane)
+    both = tuple(contest.Contestant(name, lambda: None, "limit") for name in "ab")
+    timing.hold(contest.Contest("", both, promise(contest), warm_up=200), timing.QUICK)
+    assert asked[:2] == [("a", "begin"), ("b", "begin")]  # imports disturb nobody
+    assert asked[4:6] == [("a", 201), ("b", 201)]
+    assert max(count for _, count in asked[6:]) < 20
+
+
 @pytest.fixture
 def contest(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))

@@ -1,6 +1,7 @@
 """Every recipe runs in a fresh process from an empty folder; job files can be read."""
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -74,3 +75,33 @@ def test_the_job_file_for_gke_starts_as_many_processes_as_it_says_and_they_find_
     port = container["ports"][0]["containerPort"]
     assert env["COORDINATOR_ADDRESS"] == f"{name}-0.{pod['subdomain']}:{port}"
     assert set(env) == set(re.findall(r'os\.environ\["(\w+)"\]', PAGE))
+
+
+def test_the_job_file_for_ray_under_slurm_is_a_script_whose_nodes_join_the_first():
+    path = FOLDER / "ray_slurm.sh"
+    done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = path.read_text()
+    assert "Not run here" in text
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(\S*)$", text, re.M))
+    assert int(options["nodes"]) > 1
+    assert options["ntasks-per-node"] == "1"
+    assert 'export RAY_ADDRESS="$address"' in text
+    assert 'ray start --address="$address"' in text
+
+
+def test_the_job_file_for_kuberay_has_a_place_for_each_actor_that_it_names():
+    text = (FOLDER / "ray_kuberay.yaml").read_text()
+    assert "Not run here" in text
+    job = yaml.safe_load(text)
+    assert job["kind"] == "RayJob"
+    cluster = job["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    (worker,) = group["template"]["spec"]["containers"]
+    assert worker["image"] == head["image"]
+    # Ray wants this in quotes of its own.
+    (places,) = json.loads(json.loads(group["rayStartParams"]["resources"])).values()
+    assert int(group["rayStartParams"]["num-cpus"]) == places
+    (count,) = re.findall(r"Ray\((\d+)", text)
+    assert int(count) == places * group["replicas"]
