@@ -12,7 +12,8 @@ from loader.data_loader import DataLoader
 from loader.modules.iterator import CheckpointableIteratorModule
 from loader.modules.module import IterationCount, LoaderModule, LoaderModuleConfig
 from loader.modules.structural import StructuralConfig, StructuralModule
-from loader.order.orders import BlockShuffle, Order, Sequential, Shuffle
+from loader.order.block_shuffle import BlockShuffle
+from loader.order.orders import Order, Sequential, Shuffle
 from loader.partition import PartitionAxis, PartitionManager
 from loader.records.errors import RowError
 from loader.records.masked_mean import masked_mean
@@ -38,23 +39,30 @@ from loader.sources import (
     FilesSource,
     Filtered,
     GrainSource,
+    HuggingFaceSource,
     ImageFolderSource,
     JSONLinesSource,
     Mixture,
     Msgpack,
     Packed,
+    ParquetSource,
     RawArrays,
     Source,
     Subset,
+    TarSource,
     TextLinesSource,
+    TFExample,
+    TFRecordSource,
     TokenWindows,
     index_lengths,
 )
 from loader.sources.mapped import Mapped
+from loader.sources.storage.cache.disk_cache import DiskCache
 from loader.state.agreement import join_job
 from loader.transforms.operator_module import Filter, OperatorModule
 
 if TYPE_CHECKING:
+    from loader.runtime.workers.ray_kind import Ray
     from loader.sources.tensorstore.tensorstore_source import TensorStoreSource
     from loader.state.orbax import LoaderCheckpointHandler, LoaderRestore, LoaderSave
 
@@ -68,11 +76,13 @@ __all__ = [
     "DataLoader",
     "DefaultBatcher",
     "DevicePrefetcher",
+    "DiskCache",
     "Epoch",
     "FilesSource",
     "Filter",
     "Filtered",
     "GrainSource",
+    "HuggingFaceSource",
     "ImageFolderSource",
     "IterationCount",
     "JSONLinesSource",
@@ -92,10 +102,12 @@ __all__ = [
     "Order",
     "Packed",
     "PadBatcher",
+    "ParquetSource",
     "PartitionAxis",
     "PartitionManager",
     "Processes",
     "RawArrays",
+    "Ray",
     "RowError",
     "Sequential",
     "SharderModule",
@@ -106,6 +118,9 @@ __all__ = [
     "StructuralConfig",
     "StructuralModule",
     "Subset",
+    "TFExample",
+    "TFRecordSource",
+    "TarSource",
     "TensorStoreSource",
     "TextLinesSource",
     "Threads",
@@ -120,6 +135,7 @@ _IMPORTED_WHEN_ASKED_FOR = {
     "LoaderCheckpointHandler": "loader.state.orbax",
     "LoaderRestore": "loader.state.orbax",
     "LoaderSave": "loader.state.orbax",
+    "Ray": "loader.runtime.workers.ray_kind",
     "TensorStoreSource": "loader.sources.tensorstore.tensorstore_source",
 }
 _OLD_NAMES = {

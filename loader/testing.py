@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from loader.data_loader import DataLoader
+from loader.records.digest import differing_leaves, leaf_keys
 from loader.records.prng_keys import is_prng_key
 from loader.records.spec import VALID_MASK
 from loader.sources import as_source
-from loader.sources.reading import differing_leaves, leaf_keys, locate, read_rows
+from loader.sources.reading import locate, read_rows
 
 STATE_BYTES_AT_MOST = 1024
 _RECORDS_NAMED = 10

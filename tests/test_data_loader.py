@@ -481,7 +481,7 @@ def test_the_epoch_is_the_same_before_and_after_a_restore():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workers": 2}, r"such as workers=Threads\(2\)"),
+        ({"workers": 2}, r"workers=Threads\(2\)"),
         ({"order": "shuffle"}, r"such as Shuffle\(seed=0\), got 'shuffle'"),
         ({"order": Shuffle}, r"such as Shuffle\(seed=0\)"),
         ({"batcher": PadBatcher}, r"such as batcher=PadBatcher\(\)"),

@@ -13,8 +13,11 @@ from loader.command.advice import advice_on
 from loader.command.config.calls import Reader
 from loader.command.config.config import Config
 from loader.command.config.problems import ConfigError
+from loader.data_loader import DataLoader
 from loader.records.spec import is_text, named_leaves
 from loader.records.words import bytes_in_words
+from loader.runtime.paper.much import reads_much
+from loader.runtime.workers.auto import Auto
 
 
 def check(config: Config) -> dict[str, Any]:
@@ -43,8 +46,10 @@ def check(config: Config) -> dict[str, Any]:
         # Those under way, the one in the loop and the one before it.
         "bytes_per_device": per_device * (config.settings.prefetch + 2),
     }
-    if plan.end != 0 and (advice := advice_on(loader)):
-        facts["advice"] = advice
+    advice = advice_on(loader) if plan.end != 0 else []
+    much = reads_much(loader.pipeline, plan.batch_size)
+    if advice or much:
+        facts["advice"] = [*advice, *filter(None, [much])]
     if config.held_out is not None:
         facts["held_out_records"] = config.held_out.plan.num_records
     return facts
@@ -56,8 +61,7 @@ def _flow(config: Config) -> dict[str, str]:
     placed = "on the default device"
     if mesh is not None:
         placed = f"on a mesh of {mesh.size} devices, {dict(mesh.shape)}"
-    workers = type(loader.workers).__name__, getattr(loader.workers, "count", "...")
-    ahead = f"{settings.prefetch} batches, by {workers[0]}({workers[1]})"
+    ahead = f"{settings.prefetch} batches, by {_workers(loader)}"
     stages = {
         "source": repr(loader.pipeline.source),
         "order": repr(loader.pipeline.order),
@@ -69,12 +73,21 @@ def _flow(config: Config) -> dict[str, str]:
     return {name: words for name, words in stages.items() if words}
 
 
+def _workers(loader: DataLoader) -> str:
+    if not isinstance(loader.workers, Auto):
+        return f"{type(loader.workers).__name__}({getattr(loader.workers, 'count', '...')})"
+    alone = loader.pipeline.in_one_thread()
+    if alone is None:
+        return "threads, as many as gain something"
+    return f"one thread: {alone} does not say thread_safe"
+
+
 def show(facts: dict[str, Any], config: Config, console: Console) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for stage, words in facts["flow"].items():
         table.add_row(Text(stage, "bold"), Text(words))
     console.print(table, "")
-    config.loader.explain()
+    table = config.loader.explain()
     total = "without end" if facts["steps"] is None else f"{facts['steps']:,} in all"
     batch = bytes_in_words(facts["bytes_per_device_and_batch"])
     whole = bytes_in_words(facts["bytes_per_device"])
@@ -84,5 +97,7 @@ def show(facts: dict[str, Any], config: Config, console: Console) -> None:
     ]
     if "held_out_records" in facts:
         lines.append(f"held out   {facts['held_out_records']:,} records")
-    lines += [f"advice     {escape(words)}" for words in facts.get("advice", [])]
+    lines += [
+        f"advice     {escape(words)}" for words in facts.get("advice", []) if words not in table
+    ]
     console.print("", *lines, "[green]no problem found[/green]", sep="\n", highlight=False)

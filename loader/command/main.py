@@ -6,6 +6,7 @@ Numbers come as JSON with `--json`.
 
 import argparse
 import functools
+import importlib.util
 import json
 import os
 import sys
@@ -28,6 +29,10 @@ from loader.command.config.sections import TASKS
 from loader.command.config.trust import imported, working_folder_importable
 from loader.command.launch.launch import add_parser as add_launch
 from loader.command.peek.peek import peek
+from loader.command.plan.plan import plan
+from loader.command.plan.quantities import bytes_per_second, seconds
+from loader.command.plan.showing import draw
+from loader.command.plan.showing import show as show_plan
 from loader.command.tokenize import tokenize
 from loader.records.version import __version__
 from loader.runtime.workers.processes import Processes
@@ -109,6 +114,23 @@ def _bench(options: argparse.Namespace) -> Shown:
     return verdict.to_json(), verdict.show
 
 
+def _plan(options: argparse.Namespace) -> Shown:
+    config = read_config(options.config, ALL_KINDS, options.set, options.trust)
+    speeds = {
+        "latency_s": seconds(options.latency),
+        "bytes_per_s": bytes_per_second(options.bandwidth),
+        "step_s": 0.0 if options.step_time is None else seconds(options.step_time),
+        "prefetch": config.settings.prefetch,
+    }
+    planned = plan(config.loader, options.hosts, options.cache, speeds)
+    picture = options.picture or Path(f"{options.config.stem}-plan.png")
+    drawn = picture if options.picture or importlib.util.find_spec("matplotlib") else None
+    if drawn is not None:
+        draw(planned, drawn)
+    facts = {**planned.to_json(), "picture": None if drawn is None else str(drawn)}
+    return facts, lambda console: show_plan(planned, console, drawn)
+
+
 def _tokenize(options: argparse.Namespace) -> Shown:
     document = read_document(options.config, options.set)
     workers = None if options.workers is None else Processes(options.workers)
@@ -151,6 +173,17 @@ def add_common(parser: argparse.ArgumentParser, *, changes: bool) -> None:
         parser.add_argument("--trust", action="append", default=[], metavar="NAME", help=words)
 
 
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hosts", type=int, default=1, help="how many share every batch (1)")
+    words = "how long a training step takes: whether input keeps up with it"
+    parser.add_argument("--step-time", metavar="TIME", help=words)
+    words = "bytes of the cache of each host, such as 50GB (that of the source, or none)"
+    parser.add_argument("--cache", metavar="BYTES", help=words)
+    parser.add_argument("--latency", default="30ms", metavar="TIME", help="of a request (30ms)")
+    parser.add_argument("--bandwidth", default="1GB/s", metavar="SPEED", help="of a host (1GB/s)")
+    parser.add_argument("--picture", type=Path, help="where to draw it")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gristmill", description="A data loader for JAX training loops.")
     parser.add_argument("--version", action="version", version=f"gristmill {__version__}")
@@ -176,6 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     step.add_argument("--step-ms", type=float, help="a training step that takes this long")
     words = "your training step: called with a batch, it returns what JAX can wait for, or None"
     step.add_argument("--step", metavar="MODULE:FUNCTION", help=words)
+    words = "what a run would read of its storage, on paper"
+    _add_plan_options(command("plan", _plan, words, "config"))
     words = "make the tokens of packed sources once, into files; print the [source] for them"
     tokenize_ = command("tokenize", _tokenize, words, "config")
     words = "the folder for the files of tokens"

@@ -77,6 +77,7 @@ def run(case: Case, counts: Counts | None = None, seconds: float = DEADLINE_S) -
     sys.setswitchinterval(random.Random(case.seed).choice([1e-6, 1e-5, 1e-4, 5e-3]))
     try:
         seconds *= _SLOW_WORKERS if case.workers == "processes" else 1
+        before = set(threading.enumerate())
         with deadline(seconds), tempfile.TemporaryDirectory() as folder:
             it = Subject(Built(case, Path(folder)), Path(folder), counts)
             try:
@@ -88,7 +89,7 @@ def run(case: Case, counts: Counts | None = None, seconds: float = DEADLINE_S) -
             finally:
                 it.close()
             del it
-            _threads_end()
+            _threads_end(before)
     except Violation:
         raise
     except Exception as error:
@@ -119,9 +120,10 @@ def perform(it: Subject, name: str, argument: int) -> Subject | None:
     return None
 
 
-def _threads_end() -> None:
-    """No helper thread is left once its loader is closed or dropped."""
-    helpers = [thread for thread in threading.enumerate() if "prefetch" in thread.name]
+def _threads_end(before: set[threading.Thread]) -> None:
+    """No new helper thread is left once its loader is closed or dropped."""
+    new = set(threading.enumerate()) - before
+    helpers = [thread for thread in new if "prefetch" in thread.name]
     if not helpers:
         return
     gc.collect()

@@ -18,7 +18,7 @@ from tests.attack.pipelines import (
     Case,
     first_operators,
 )
-from tests.attack.sources import HAS_GAPS, SOURCES, WEIGHTS
+from tests.attack.sources import HAS_BLOCKS, HAS_GAPS, SOURCES, WEIGHTS
 
 _TOKEN_OPERATORS = ("crop_tokens", "pad_tokens", "shift")  # in this order
 _LEAVES = {
@@ -87,6 +87,8 @@ def random_case(seed: int) -> Case:
 def _order(source: str, count: int, numbers: random.Random) -> str:
     slow = {"grain_shuffle": 0.15}
     order = numbers.choices(list(ORDERS), [slow.get(name, 1) for name in ORDERS])[0]
+    if order == "own_blocks" and source not in HAS_BLOCKS:
+        return "blocks"
     if order == "grain_shuffle":
         try:  # it refuses some lengths
             Shuffle(0, match_grain=True).records(np.zeros(1, np.int64), count)

@@ -5,6 +5,7 @@ delivers: there the batch is the loop's already. What is interrupted is then ask
 """
 
 import linecache
+import logging
 import random
 import signal
 import sys
@@ -45,6 +46,18 @@ def is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
+def unlock_logging() -> None:
+    """Release what an interrupt has left locked in the standard library's logging.
+
+    It takes the lock of a handler before it enters the `try` that releases it. Whatever logs later,
+    in another thread, would wait for ever.
+    """
+    for handler in [reference() for reference in vars(logging)["_handlerList"]]:
+        lock = getattr(handler, "lock", None)
+        while lock is not None and lock._is_owned():
+            lock.release()
+
+
 _MOST_IN_A_ROW = 12
 
 
@@ -62,6 +75,7 @@ class AtLine:
             return call()
         finally:
             sys.settrace(None)
+            unlock_logging()
 
     def in_frame(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._at_line if is_ours(frame) else None
@@ -112,6 +126,7 @@ class BySignal:
         finally:
             self._armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
+            unlock_logging()
 
     def _arm(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self._times.random() ** 2 * self._most_s + 2e-6)

@@ -5,6 +5,7 @@ A new order, operator, batcher or place is one line in its table; a source is on
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,19 +32,30 @@ from loader import (
 )
 from loader.runtime.workers.kinds import WorkerKind
 from operators import (
+    Albumentations,
     Cast,
     CenterCrop,
     Choice,
+    ColorJitter,
     Constant,
+    CropImage,
     CropTokens,
+    CutMix,
     DecodeImage,
     Filter,
+    GaussianBlur,
+    Grayscale,
     Map,
     MapBatch,
     MixUp,
     Normalize,
+    OneHot,
+    PadImage,
     PadTokens,
+    RandAugment,
+    RandomAffine,
     RandomCrop,
+    RandomErasing,
     RandomFlip,
     RandomResizedCrop,
     Rename,
@@ -51,9 +63,10 @@ from operators import (
     Select,
     ShiftTargets,
     Tokenize,
+    TrivialAugment,
 )
 from operators import Sequence as InSequence
-from tests.attack import oracle
+from tests.attack import oracle, plain_augment
 from tests.attack import plain_operators as plain
 from tests.attack.oracle import Record, Rows, Run
 from tests.attack.sources import FIRST_OPERATORS, SOURCES, oracle_epochs
@@ -96,6 +109,7 @@ ORDERS: dict[str, Callable[[int], Any]] = {
     "shuffle": Shuffle,
     "grain_shuffle": lambda seed: Shuffle(seed, match_grain=True),
     "blocks": lambda seed: BlockShuffle(seed, 1 + seed % 5, 1 + seed % 3),
+    "own_blocks": lambda seed: BlockShuffle(seed, window=1 + seed % 3),
     "rotated": lambda seed: Rotated(),
 }
 REMAINDERS = ("pad", "drop", "carry")
@@ -137,6 +151,31 @@ def _crop_and_flip(seed: int) -> Any:
     return InSequence([RandomCrop("image", 3, padding=1), RandomFlip("image")], seed=seed)
 
 
+def _in_colours(rows: Any) -> Any:
+    grey = rows["image"]
+    return {**rows, "image": np.concatenate([grey, 255 - grey, grey // 2], axis=-1)}
+
+
+_in_colours.thread_safe = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _grey(seed: int) -> Any:
+    return InSequence([MapBatch(_in_colours), Grayscale("image", channels=1)])
+
+
+def _augmented(operator: Any, seed: int) -> Any:
+    """By `nearest`; of three pixels by three, none lies between two when it is turned."""
+    window = CropImage("image", 0, 0, 3, 3)
+    return InSequence([window, operator("image", method="nearest")], seed=seed)
+
+
+def _albumentations(seed: int) -> Any:
+    library = importlib.import_module("albumentations")
+    return Albumentations(
+        library.Compose([library.HorizontalFlip(), library.GaussNoise()]), seed=seed
+    )
+
+
 OPERATORS: dict[str, OperatorKind] = {
     "double": OperatorKind(lambda seed: MapBatch(double), plain.doubled, "id"),
     "halve": OperatorKind(lambda seed: Map(halve), plain.halved, "id"),
@@ -169,6 +208,39 @@ OPERATORS: dict[str, OperatorKind] = {
         plain.region,
         "image",
     ),
+    "jitter": OperatorKind(
+        lambda seed: ColorJitter("image", brightness=0.5, contrast=0.5, seed=seed),
+        plain.jittered,
+        "image",
+    ),
+    "blur": OperatorKind(
+        lambda seed: GaussianBlur("image", sigma=0.7, probability=0.5, seed=seed),
+        plain.blurred,
+        "image",
+    ),
+    "grey": OperatorKind(_grey, plain.greyed, "image"),
+    "rand_augment": OperatorKind(
+        functools.partial(_augmented, RandAugment), plain_augment.rand_augmented, "image"
+    ),
+    "trivial_augment": OperatorKind(
+        functools.partial(_augmented, TrivialAugment), plain_augment.trivially_augmented, "image"
+    ),
+    "move": OperatorKind(
+        lambda seed: RandomAffine("image", translate=(0.5, 0.4), fill=7, seed=seed),
+        plain.moved,
+        "image",
+    ),
+    "erase": OperatorKind(
+        lambda seed: RandomErasing("image", scale=(0.1, 0.6), value=9, seed=seed),
+        plain.erased,
+        "image",
+    ),
+    "window": OperatorKind(lambda seed: CropImage("image", 0, 0, 3, 3), plain.window, "image"),
+    "canvas": OperatorKind(
+        lambda seed: PadImage("image", (6, 7), value=3, mask="real"), plain.on_canvas, "image"
+    ),
+    "one_hot": OperatorKind(lambda seed: OneHot("label", plain.CLASSES), plain.one_hot, "label"),
+    "albumentations": OperatorKind(_albumentations, plain.albumented, "image"),
     "crop_and_flip": OperatorKind(_crop_and_flip, plain.cropped_and_flipped, "image"),
     "tokenize": OperatorKind(lambda seed: Tokenize(), plain.tokenized, "text"),
     "pad_tokens": OperatorKind(lambda seed: PadTokens("tokens", 24), plain.padded_tokens, "tokens"),
@@ -184,6 +256,19 @@ OPERATORS: dict[str, OperatorKind] = {
     ),
     "flip_there": OperatorKind(
         lambda seed: RandomFlip("image", seed=seed, on="device"), plain.flipped, "image", "device"
+    ),
+    "jitter_there": OperatorKind(
+        lambda seed: ColorJitter("image", brightness=0.5, contrast=0.5, seed=seed, on="device"),
+        plain.jittered,
+        "image",
+        "device",
+    ),
+    "cutmix": OperatorKind(
+        lambda seed: CutMix(num_classes=plain.CLASSES, seed=seed),
+        plain.cut_mixed,
+        "label",
+        "device",
+        mixes=True,
     ),
     "mixup": OperatorKind(
         lambda seed: MixUp(num_classes=plain.CLASSES, seed=seed),
@@ -297,7 +382,7 @@ class Built:
         self.host_rows = Rows(given.record_at, order, by_row[:on_host])
         on_device = on_host < len(kinds)
         self.rows = Rows(given.record_at, order, by_row) if on_device else self.host_rows
-        self.mixing = next((own for kind, own in stages if kind.mixes), None)
+        self.mixing = next((stage for stage in stages if stage[0].mixes), None)
 
     def loader(self, **changes: Any) -> DataLoader:
         """A loader of the case, with some settings changed."""
@@ -331,7 +416,9 @@ class Built:
         if placed:
             batch = {name: oracle.on_device(leaf) for name, leaf in batch.items()}
             if self.mixing is not None:
-                batch = plain.mixed_up(batch, self.mixing[start : start + run.batch_size])
+                kind, draws = self.mixing
+                assert draws is not None, "what mixes rows draws"
+                batch = kind.plain(batch, draws[start : start + run.batch_size])
         return oracle.in_parts(batch, parts)
 
 

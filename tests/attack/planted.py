@@ -62,8 +62,8 @@ BUGS: dict[str, tuple[str, str, str]] = {
     ),
     "random numbers that come again after a while": (
         "loader/runtime/host_pipeline.py",
-        "self._operated(read, start + wanted[valid], valid)",
-        "self._operated(read, start % 7 + wanted[valid], valid)",
+        "self._operated(read, start + places, valid)",
+        "self._operated(read, start % 7 + places, valid)",
     ),
     "a restart repeats a batch after a change of batch size": (
         "loader/order/plan.py",
@@ -82,7 +82,7 @@ BUGS: dict[str, tuple[str, str, str]] = {
     ),
     "workers keep the plan that they had before a move": (
         "loader/runtime/workers/on.py",
-        "        keys = key, self._key()",
+        "        keys = key, _digest(key.encode(), view)",
         "        keys = key, key",
     ),
     "one thread reads while another does": (

@@ -13,34 +13,45 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import datasets
 import grain
 import jax
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import tensorstore as ts
 
 from loader import (
     ArrayRecordSource,
     FilesSource,
     Filtered,
+    HuggingFaceSource,
     ImageFolderSource,
     JSONLinesSource,
     Mapped,
     Mixture,
     Msgpack,
     Packed,
+    ParquetSource,
     RawArrays,
     Source,
     Subset,
+    TarSource,
     TensorStoreSource,
     TextLinesSource,
+    TFExample,
+    TFRecordSource,
     TokenWindows,
     index_lengths,
 )
+from loader.sources.tar.values import as_array
 from operators import PadTokens, Tokenize
 from tests.attack import oracle, plain_operators
 from tests.attack.oracle import Record
 from tests.attack.plain_operators import documents, pictures, plain_records
 from tests.data import RECORD_SPEC, write_array_record, write_raw_records
+from tests.sources.formats.plain_tar import npy, pack
+from tests.sources.formats.plain_tfrecord import example, frame
 
 EPOCHS_ASKED = 8  # for tables of sources that differ from epoch to epoch
 TEXTS_FIRST = ("tokenize", "pad_tokens")
@@ -116,6 +127,10 @@ class Gathering(Source):
 
     def fingerprint(self) -> Any:
         return {"length": len(self)}
+
+    def blocks(self) -> np.ndarray:
+        count = len(self)
+        return np.array([0, count // 5, count // 2, count - 1])
 
 
 class Slow(Gathering):
@@ -206,6 +221,59 @@ def zarr(count: int, folder: Path, seed: int) -> Given:
         )  # fmt: skip
         made.result().write(leaf).result()
     return stacked(TensorStoreSource({name: str(folder / name) for name in records}), records)
+
+
+def parquet(count: int, folder: Path, seed: int) -> Given:
+    records = plain_records(count)
+    columns: dict[str, Any] = {"id": records["id"], "x": _fixed_lists(records["x"])}
+    pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=1 + seed % 7)
+    most_bytes = (0, 300, 2**29)[seed % 3]
+    return stacked(ParquetSource(folder / "rows.parquet", most_bytes=most_bytes), records)
+
+
+def tfrecord(count: int, folder: Path, seed: int) -> Given:
+    records = plain_records(count)
+    blobs = [example(row) for row in rows_of(records)]
+    (folder / "a.tfrecord").write_bytes(b"".join(map(frame, blobs)))
+    parse = TFExample({"id": "int32", "x": "float32[3, 2]"})
+    index = folder / "index" if seed % 2 else None
+    return stacked(TFRecordSource(folder / "a.tfrecord", parse, index), records)
+
+
+def tar(count: int, folder: Path, seed: int) -> Given:
+    contents: dict[str, bytes] = {}
+    for number, row in enumerate(rows_of(plain_records(count))):
+        contents |= {f"{number:03}.id": str(row["id"]).encode(), f"{number:03}.x": npy(row["x"])}
+    index = folder / "index" if seed % 2 else None
+    leaves = {"id": np.int32, "x": as_array}
+    return stacked(
+        TarSource(pack(folder / "a.tar", contents), index, leaves=leaves), plain_records(count)
+    )
+
+
+def hugging_face(count: int, folder: Path, seed: int) -> Given:
+    records = plain_records(count)
+    features: Any = datasets.Features(
+        {"id": datasets.Value("int32"), "x": datasets.Array2D((3, 2), "float32")}
+    )
+    if seed % 2:
+        features["x"] = datasets.Sequence(datasets.Sequence(datasets.Value("float32"), 2), 3)
+    dataset: Any = datasets.Dataset.from_dict(dict(records), features=features)
+    if seed % 3 == 1:
+        dataset = dataset.shuffle(seed=seed)
+        records = {name: leaf[dataset["id"]] for name, leaf in records.items()}
+    if seed % 3 == 2:
+        dataset = datasets.concatenate_datasets(
+            [dataset.select(range(count // 2)), dataset.select(range(count // 2, count))]
+        )
+    return stacked(HuggingFaceSource(dataset), records)
+
+
+def _fixed_lists(leaf: np.ndarray) -> Any:
+    column = pa.array(leaf.ravel())
+    for size in leaf.shape[:0:-1]:
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
 
 
 def shuffled_grain(count: int, folder: Path, seed: int) -> Given:
@@ -349,6 +417,10 @@ SOURCES: dict[str, Kind] = {
     "array_record": array_record,
     "msgpack": msgpack,
     "zarr": zarr,
+    "parquet": parquet,
+    "tfrecord": tfrecord,
+    "tar": tar,
+    "hugging_face": hugging_face,
     "grain": shuffled_grain,
     "filtered_grain": filtered_grain,
     "lines": lines,
@@ -369,10 +441,16 @@ FIRST_OPERATORS: dict[str, tuple[str, ...]] = {
     "image_folder": ("decode",),
 }
 HAS_GAPS = {"gaps", "filtered_grain", "bad"}
+HAS_BLOCKS = {
+    *("gathering", "slow", "broken", "bad"),
+    *("array_record", "msgpack", "zarr", "lines", "json_lines", "parquet", "tfrecord", "tar"),
+}
 WEIGHTS = {  # some are slow to make
     "arrays": 3,
     "gaps": 2,
     "zarr": 0.2,
+    "parquet": 0.5,
+    "hugging_face": 0.3,
     "files": 0.3,
     "image_folder": 0.3,
     "grain": 0.1,

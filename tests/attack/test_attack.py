@@ -86,7 +86,7 @@ def test_a_job_goes_on_with_another_number_of_processes(seed: int, full: bool, t
 
 def test_the_oracle_imports_nothing_of_ours():
     script = (
-        "import sys, tests.attack.oracle, tests.attack.plain_operators\n"
+        "import sys, tests.attack.oracle, tests.attack.plain_augment\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('loader', 'operators', 'gristmill')])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -200,22 +200,41 @@ def other_tree(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("operator", "words"),
+    ("operator", "of_record", "of_batch"),
     [
-        (other_shape, r"batch 1: leaf 'x' is float32\[3, 2, 2\] where the spec says float32\[3, 1"),
-        (other_dtype, r"batch 1: leaf 'x' is float64\[3, 3, 2\] where the spec says float32"),
-        (other_leaf, r"batch 1: leaf 'y' is float32\[3, 3, 2\] where the spec says no such leaf"),
-        (other_tree, r"batch 1: leaf 'x' is missing where the spec says float32"),
+        (
+            other_shape,
+            r"leaf 'x' is float32\[2, 2\] where other records have float32\[1",
+            r"leaf 'x' is float32\[3, 2, 2\] where the spec says float32\[3, 1",
+        ),
+        (
+            other_dtype,
+            r"leaf 'x' is float64\[3, 2\] where other records have float32",
+            r"leaf 'x' is float64\[3, 3, 2\] where the spec says float32",
+        ),
+        (
+            other_leaf,
+            "the record has the leaves .*'y'",
+            r"leaf 'y' is float32\[3, 3, 2\] where the spec says no such leaf",
+        ),
+        (
+            other_tree,
+            "the record has the leaves .*'x/inner'",
+            "leaf 'x' is missing where the spec says float32",
+        ),
     ],
 )
-def test_a_batch_that_is_not_like_its_spec_is_refused(operator: Any, words: str):
+def test_a_batch_that_is_not_like_its_spec_is_refused(operator: Any, of_record: str, of_batch: str):
     class Careless(PadBatcher):
         def collate(self, rows: Any, valid: np.ndarray) -> dict[str, Any]:
             return super().collate(operator(rows), valid)
 
-    for loader in (
-        DataLoader(unlike_records(9), batch_size=3, operators=[operator]),
-        DataLoader(unlike_records(9), batch_size=3, batcher=Careless()),
+    for loader, words in (
+        (
+            DataLoader(unlike_records(9), batch_size=3, operators=[operator]),
+            f"record 3: {of_record}",
+        ),
+        (DataLoader(unlike_records(9), batch_size=3, batcher=Careless()), f"batch 1: {of_batch}"),
     ):
         batches = loader.host_batches()
         next(batches)

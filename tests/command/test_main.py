@@ -93,7 +93,7 @@ def test_check_says_what_a_configuration_comes_to(folder: Path, capsys: pytest.C
         "image",
         "(4, 8, 8, 1)",
         "4 per epoch",
-        "2 batches, by Threads(1)",
+        "2 batches, by threads, as many as gain something",
         "no problem",
     ):
         assert words in shown

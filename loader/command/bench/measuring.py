@@ -6,6 +6,7 @@ gives. The first laps of all, and the first after each start of the loader, are 
 
 import dataclasses
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 
 from loader.data_loader import DataLoader
 from loader.records.words import cores
-from loader.runtime.workers.kinds import RemoteKind
+from loader.runtime.workers.kinds import RemoteKind, WorkerKind
+from loader.runtime.workers.threads import Threads
 
 Step = Callable[[dict[str, Any]], Any]
 
@@ -57,7 +59,7 @@ def measure(loader: DataLoader, step: Step | None, seconds: float) -> Look:
     """Warm up, then look at the loader's loop for so long."""
     laps = laps_of(loader, step)
     _warm_up(loader, laps, seconds / 2)
-    stats, kind = loader.stats(), loader.workers
+    stats, kind = loader.stats(), kind_at_work(loader)
     workers = max(kind.helpers, getattr(kind, "count", len(stats.workers)))
     began, processor = time.perf_counter(), time.process_time()
     taken = [next(laps) for _ in range(workers + 1)]
@@ -90,15 +92,25 @@ def measure(loader: DataLoader, step: Step | None, seconds: float) -> Look:
     )
 
 
+def kind_at_work(loader: DataLoader) -> WorkerKind:
+    """The workers of a loader, with the number of threads that was chosen."""
+    chosen = loader._employer.chosen
+    return loader.workers if chosen is None else Threads(chosen.count)
+
+
 def _warm_up(loader: DataLoader, laps: Iterator[Any], seconds: float) -> None:
-    """Start workers, compile, open files; then use up what was made ahead meanwhile."""
+    """Start workers, compile, open files; then use up what was made ahead meanwhile. Where the
+    number of threads is chosen, give it the time for that.
+    """
     for _ in range(2):
         next(laps)
-    kind, until = loader.workers, time.perf_counter() + seconds
+    kind, until = kind_at_work(loader), time.perf_counter() + seconds
     ahead = kind.window(99) if isinstance(kind, RemoteKind) else 2 * kind.helpers
-    for _ in range(loader.prefetch + ahead):
-        if time.perf_counter() < until:
-            next(laps)
+    count = sys.maxsize if loader._employer.chosen is not None else loader.prefetch + ahead
+    for _ in range(count):
+        if time.perf_counter() >= until:
+            break
+        next(laps)
 
 
 def laps_of(loader: DataLoader, step: Step | None) -> Iterator[tuple[int, float, float, float]]:

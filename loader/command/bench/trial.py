@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from loader.command.bench.measuring import Look, Step, laps_of
+from loader.command.bench.measuring import Look, Step, kind_at_work, laps_of
 from loader.command.config.problems import one_line
 from loader.command.config.sections import workers_line
 from loader.data_loader import DataLoader
@@ -96,7 +96,7 @@ def tried(loader: DataLoader, step: Step | None, look: Look, seconds: float) -> 
         return Trial(count, why_not=f"a batch takes {look.lap_ms / 1e3:.1f} s; try {change}")
     kinds: dict[str, WorkerKind] = {"Threads": Threads(count), "Processes": Processes(count)}
     now = look.worker_kind if look.workers == count else "now"
-    kinds.setdefault(now, loader.workers)
+    kinds.setdefault(now, kind_at_work(loader))
     try:
         refuse_what_cannot_travel(HostWork(loader.pipeline))
         with contextlib.ExitStack() as stack:

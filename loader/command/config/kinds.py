@@ -12,12 +12,15 @@ import numpy as np
 
 import loader.sources as sources
 from loader.batchers import DefaultBatcher, PadBatcher
-from loader.order.orders import BlockShuffle, Sequential, Shuffle
+from loader.order.block_shuffle import BlockShuffle
+from loader.order.orders import Sequential, Shuffle
 from loader.runtime.bad_records import Mask
 from loader.runtime.workers.processes import Processes
+from loader.runtime.workers.ray_kind import Ray
 from loader.runtime.workers.threads import Threads
 from loader.sources import ArraySource, Filtered, Mixture, Packed, RawArrays, index_lengths
 from loader.sources.mapped import Mapped
+from loader.sources.storage.cache.disk_cache import DiskCache
 
 Kinds = Mapping[str, Callable[..., Any]]
 
@@ -109,13 +112,30 @@ def _on(**settings: Any) -> Any:
     )
 
 
+def _ray(
+    count: int | None = None,
+    options: dict[str, Any] | None = None,
+    ahead: int | None = None,
+    timeout_s: float = 60.0,
+    restarts: int = 3,
+) -> Ray:
+    """As the class, but a configuration brings in no code: neither a cluster's nor packages."""
+    if "runtime_env" in (options or {}):
+        raise ValueError(
+            "runtime_env brings in code: write a function that gives Ray(...), and name it, as in "
+            'workers = { kind = "my_module:workers" }'
+        )
+    return Ray(count, None, options, ahead, timeout_s, restarts)
+
+
 _AS_THEY_ARE = (
     *("ArrayRecordSource", "FilesSource", "Msgpack", "TensorStoreSource", "TextLinesSource"),
-    *("ImageFolderSource", "JSONLinesSource", "TokenWindows"),
+    *("HuggingFaceSource", "ImageFolderSource", "JSONLinesSource", "ParquetSource"),
+    *("TFExample", "TFRecordSource", "TarSource", "TokenWindows"),
 )
 _CLASSES = (
     *(Mapped, Sequential, Shuffle, BlockShuffle, DefaultBatcher, PadBatcher),
-    *(Threads, Processes),
+    *(Threads, Processes, DiskCache),
 )
 KINDS: Kinds = {
     "ArraySource": _arrays,
@@ -125,6 +145,7 @@ KINDS: Kinds = {
     "On": _on,
     "Packed": _packed,
     "RawArrays": _raw_arrays,
+    "Ray": _ray,
     **{name: getattr(sources, name) for name in _AS_THEY_ARE},
     **{kind.__name__: kind for kind in _CLASSES},
 }

@@ -17,7 +17,6 @@ from loader.command.config.calls import MISSING, Reader
 from loader.order.plan import Remainder
 from loader.runtime.bad_records import checked_on_error
 from loader.runtime.workers.kinds import WorkerKind
-from loader.runtime.workers.threads import Threads
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sources.retried import RETRIES
 
@@ -39,16 +38,17 @@ class LoaderSettings:
     steps: int | None = None
     microbatches: int | None = None
     with_index: str | None = None
-    workers: Any = dataclasses.field(default_factory=Threads)
+    workers: Any = "auto"
     prefetch: int = 2
     on_error: Any = "raise"
     retries: int = RETRIES
 
     def __post_init__(self) -> None:
         _refuse_less(self, batch_size=1, epochs=1, microbatches=1, steps=0, prefetch=0, retries=0)
-        if not isinstance(self.workers, WorkerKind):
+        if self.workers != "auto" and not isinstance(self.workers, WorkerKind):
             example = workers_line("Processes", 4)
-            raise ValueError(f"workers are a table: {example}; got {self.workers!r}")
+            words = f'workers are "auto", or a table: {example}; got {self.workers!r}'
+            raise ValueError(words)
         checked_on_error(self.on_error)
 
 

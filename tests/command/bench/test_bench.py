@@ -154,8 +154,8 @@ def test_without_a_step_it_is_the_fastest_the_input_can_go():
 
 @in_one_of_several_attempts
 def test_a_loader_of_three_batches_is_started_again_and_again():
-    loader = made(SlowSource(0.004, count=70), epochs=1)
-    verdict = bench(loader, seconds=0.6, step=step_of(0.01))
+    loader = made(SlowSource(0.001, count=70), epochs=1)
+    verdict = bench(loader, seconds=0.6, step=step_of(0.02))
     assert verdict.bottleneck == "step"  # though at each start the loop waits
     assert verdict.look.batches > 5
     rows_per_batch = verdict.look.rows_per_s * verdict.look.lap_ms / 1e3

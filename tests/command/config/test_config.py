@@ -420,3 +420,25 @@ def test_the_configurations_we_ship_name_only_keys_that_there_are(name: str, fol
             assert "build/data" in problem.message
     else:
         assert isinstance(config.loader.pipeline.order, Shuffle | BlockShuffle)
+
+
+def test_a_source_of_files_takes_a_cache(folder: Path):
+    (folder / "lines.txt").write_text("one\ntwo\nthree\n")
+    text = """\
+[source]
+kind = "TextLinesSource"
+paths = "*.txt"
+cache = { kind = "DiskCache", folder = "kept", most_bytes = "1MB" }
+
+[loader]
+batch_size = 2
+"""
+    (folder / "cached.toml").write_text(text)
+    with read_config("cached.toml", ALL_KINDS).loader as loader:
+        batches = list(loader.host_batches())
+    assert batches[0]["text"].tolist() == ["one", "two"]
+    (entry,) = (folder / "kept").glob("pieces/*/*")
+    assert entry.read_text() == "one\ntwo\nthree\n"
+    (folder / "wrong.toml").write_text(text.replace("1MB", "much"))
+    with pytest.raises(ConfigError, match=r"wrong\.toml:4: .*most_bytes must be bytes .* 'much'"):
+        read_config("wrong.toml", ALL_KINDS)

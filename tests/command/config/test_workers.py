@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import On, Processes, Threads
+from loader import On, Processes, Ray, Threads
 from loader.command.config.config import read_config
 from loader.command.config.problems import ConfigError
 from loader.command.main import ALL_KINDS
+from loader.runtime.workers.auto import Auto
 
 GOOD = """\
 [source]
@@ -48,7 +49,7 @@ def test_a_file_says_who_makes_the_batches(folder: Path):
     assert config.held_out is not None
     assert config.loader.workers == config.held_out.workers == Processes(4, timeout_s=9)
     (folder / "some.toml").write_text(GOOD)
-    assert read_config("some.toml", ALL_KINDS).loader.workers == Threads()
+    assert read_config("some.toml", ALL_KINDS).loader.workers == Auto()
     for changes in (
         ['loader.workers={ kind = "Processes", count = 2 }'],
         ["loader.workers.kind=Processes", "loader.workers.count=2"],
@@ -71,12 +72,12 @@ def test_the_old_key_threads_is_an_error_with_the_line_to_paste(old: str, count:
 
 
 def test_workers_that_cannot_be_are_an_error_with_its_line(folder: Path):
-    example = 'workers = { kind = "Processes", count = 4 }'
+    wanted = 'workers are "auto", or a table: workers = { kind = "Processes", count = 4 }'
     for value, words in {
-        "4": f"workers are a table: {example}; got 4",
-        '"Processes"': f"workers are a table: {example}; got 'Processes'",
-        "{ count = 2 }": f"workers are a table: {example}; got {{'count': 2}}",
-        '{ kind = "Shuffle", seed = 0 }': f"workers are a table: {example}; got Shuffle(seed=0)",
+        "4": f"{wanted}; got 4",
+        '"Processes"': f"{wanted}; got 'Processes'",
+        "{ count = 2 }": f"{wanted}; got {{'count': 2}}",
+        '{ kind = "Shuffle", seed = 0 }': f"{wanted}; got Shuffle(seed=0)",
         '{ kind = "Process", count = 2 }': "did you mean 'Processes'?",
         '{ kind = "Processes" }': "Processes needs 'count'",
         '{ kind = "Processes", count = 0 }': "count must be an int of at least 1, got 0",
@@ -85,6 +86,21 @@ def test_workers_that_cannot_be_are_an_error_with_its_line(folder: Path):
     }.items():
         line, message = problem(GOOD.replace("steps = 3", f"workers = {value}"))
         assert line in (6, 7)  # 7 is where prefetch is
+        assert words in message
+
+
+def test_a_file_says_how_many_actors_and_names_neither_a_cluster_nor_packages(folder: Path):
+    line = 'workers = { kind = "Ray", count = 3, options = { num_cpus = 2 } }'
+    (folder / "some.toml").write_text(GOOD.replace("steps = 3", line))
+    config = read_config("some.toml", ALL_KINDS)
+    assert config.loader.workers == Ray(3, options={"num_cpus": 2})
+    for value, words in {
+        '{ kind = "Ray", count = 0 }': "Ray: count must be an int of at least 1, got 0",
+        '{ kind = "Ray", address = "10.0.0.1:6379" }': "address",
+        '{ kind = "Ray", options = { runtime_env = { pip = ["x"] } } }': "brings in code: write a",
+    }.items():
+        line, message = problem(GOOD.replace("steps = 3", f"workers = {value}"))
+        assert line == 6
         assert words in message
 
 
