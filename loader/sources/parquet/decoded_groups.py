@@ -73,7 +73,8 @@ class DecodedGroups:
                 fetched, metadata=footer, page_checksum_verification=True, pre_buffer=False
             )
             number = int(self._groups.numbers[group])
-            table = file.read_row_group(number, columns=self._columns)
+            # Threads of Arrow would call Python to read, also while the interpreter ends.
+            table = file.read_row_group(number, columns=self._columns, use_threads=False)
             if table.num_rows != count:
                 raise ValueError(f"it has {table.num_rows} rows and should have {count}")
             arrays = {name: table.column(name).combine_chunks() for name in self._columns}

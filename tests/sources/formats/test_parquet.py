@@ -240,7 +240,7 @@ def test_what_is_decoded_stays_within_most_bytes(tmp_path: Path):
     source, held = ParquetSource(path, most_bytes=2_000_000), pa.total_allocated_bytes()
     for first in range(0, 2_000_000, 50_000):
         source.gather(np.arange(first, first + 50_000))
-        # And one that may yet be freed, and what Arrow's own threads hold.
+        # And one that may yet be freed.
         assert pa.total_allocated_bytes() - held <= 2_000_000 + 800_000 + 200_000
     assert source._decoded.rows == 2_000_000  # each group once
 
