@@ -1,4 +1,4 @@
-"""Host batches onto devices: which rows are needed here, in which dtypes, and where leaves go.
+"""Host batches onto devices: which rows are needed here, in which dtypes, and how leaves are sent.
 
 The rows a process needs follow from the shardings themselves, leaf by leaf, so they are right on
 any mesh; arrays are assembled from them without a collective. JAX narrows 64-bit values without a
