@@ -124,11 +124,10 @@ def _arguments(reader: Reader, settings: Any, sharder: Any) -> dict[str, Any] | 
         return None
     # What is wrong with those given was noted: without them, the rest can still be looked at.
     return {
+        **vars(settings),
         **common,
         **{name: None if part is MISSING else part for name, part in given.items()},
         "epochs": None if settings.epochs == "endless" else settings.epochs,
-        **{key: getattr(settings, key) for key in ("remainder", "steps")},
-        **{key: getattr(settings, key) for key in ("microbatches", "with_index")},
     }
 
 
