@@ -310,7 +310,7 @@ def sampled_fingerprint(source: Any, extra: Sequence[int] = ()) -> dict[str, Any
     return {"length": length, "spec": record_spec(source), "sample": _sample(source, indices)}
 
 
-@not_kept()
+@not_kept
 def _sample(source: Any, indices: Int64s) -> str:
     """A digest of some records. One that cannot be read, or is unlike the others, is no reason to
     fail: it is an error, or a masked row, where it is in a batch."""

@@ -1,6 +1,7 @@
 """A loader whose source has a cache fetches ahead, in the order of its plan, and reads the same."""
 
 import collections
+import contextlib
 import gc
 import itertools
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from loader import (
+    ArraySource,
     BlockShuffle,
     DataLoader,
     DiskCache,
@@ -29,6 +31,7 @@ from loader import (
     index_lengths,
 )
 from loader.records.errors import StorageError
+from loader.sources.reading import sampled_fingerprint
 from loader.sources.storage.cache import fetching
 from loader.sources.storage.cache.caches import caches_of
 from loader.testing import assert_resumes_exactly, assert_same_batch
@@ -229,6 +232,21 @@ def test_an_interrupt_anywhere_leaves_nothing_locked_and_loses_nothing(
                 ours.seek(0)
         ours.seek(0)
         assert_same(ours, expected)
+
+
+def test_an_interrupt_of_a_look_at_some_data_does_not_change_what_this_thread_reads_later(
+    shards: FakeStore, tmp_path: Path
+):
+    looked_at = ArraySource({"x": np.arange(3)})
+    for number in itertools.count(1):
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(number) as struck:
+            sampled_fingerprint(looked_at)
+        if not struck:
+            break
+    source, some = far(DiskCache(tmp_path / "cache", "1MB")), np.arange(0, SHARDS * RECORDS, 3)
+    for _ in range(2):
+        assert_same_batch(source.gather(some), local(tmp_path).gather(some), "the records")
+    assert reads(shards) == {f"{number:02}.bin": 1 for number in range(SHARDS)}
 
 
 def test_while_the_cache_is_filled_the_log_says_so(

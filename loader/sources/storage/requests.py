@@ -27,7 +27,7 @@ from loader.sources.storage.problems import (
     problem,
     words_of,
 )
-from loader.sources.storage.stores import shown, split, store_of, timeout_s
+from loader.sources.storage.stores import second_after_s, shown, split, store_of, timeout_s
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,7 @@ _LARGE_AT_ONCE = 16  # requests for a MiB or more, which take memory
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _SAME_AT_ONCE = 4  # the same request, sent again because it is slow
-_SLOW = 3  # times the median
-_SLOW_S = 1.0  # and at least so long
+_SLOW = 3  # times the median, and at least `second_after_s`
 _MIB = 2**20
 _PAGE, _AZURE_PAGE = 1000, 5000  # of a listing: as many objects as one request gives at most
 
@@ -185,9 +184,10 @@ async def _first_answer(attempt: Callable[[], Awaitable[Any]], length: int, left
     """What the attempt gives, or another one: one more begins whenever no answer came for long."""
     clock = asyncio.get_running_loop().time
     began_s, times = clock(), _times.setdefault((length >> 16).bit_length(), deque(maxlen=64))
-    patience_s = _SLOW_S * (1 + length // _MIB)
+    least_s = second_after_s()
+    patience_s = least_s * (1 + length // _MIB)
     if len(times) > 2:
-        patience_s = max(_SLOW * median(times), _SLOW_S)
+        patience_s = max(_SLOW * median(times), least_s)
     under_way: set[asyncio.Future[Any]] = {asyncio.ensure_future(_counted(attempt))}
     try:
         while True:

@@ -19,7 +19,8 @@ SCHEMES = ("gs", "s3", "az", "http", "https", "memory")
 _FILE = "file://"  # the root of what is on this machine
 _SCHEME_END = "://"
 _TIMEOUT = "GRISTMILL_STORAGE_TIMEOUT_S"
-_DEFAULT_TIMEOUT_S = 60.0
+_SECOND_AFTER = "GRISTMILL_STORAGE_SECOND_AFTER_S"
+_DEFAULTS_S = {_TIMEOUT: 60.0, _SECOND_AFTER: 1.0}
 
 _OF_CLOUDS = {"gs": "GOOGLE_", "s3": "AWS_", "az": "AZURE_"}  # what obstore's variables begin with
 # What they say of connections is not looked at by obstore where anything is given here.
@@ -85,13 +86,22 @@ def checked_address(path: str) -> str:
 
 def timeout_s() -> float:
     """After how many seconds a request is given up, all its attempts together."""
-    given = os.environ.get(_TIMEOUT, "")
+    return _seconds(_TIMEOUT)
+
+
+def second_after_s() -> float:
+    """For how many seconds a request is waited for at least before a second one is sent."""
+    return _seconds(_SECOND_AFTER)
+
+
+def _seconds(name: str) -> float:
+    given = os.environ.get(name, "")
     try:
-        seconds = float(given) if given else _DEFAULT_TIMEOUT_S
+        seconds = float(given) if given else _DEFAULTS_S[name]
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ValueError(f"{_TIMEOUT} must be a number of seconds above 0, got {given!r}")
+        raise ValueError(f"{name} must be a number of seconds above 0, got {given!r}")
     return seconds
 
 

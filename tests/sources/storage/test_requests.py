@@ -78,7 +78,7 @@ def test_only_so_many_requests_are_under_way_at_once(store: FakeStore):
 def test_what_goes_wrong_in_a_store_changes_no_byte(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch, full: bool
 ):
-    monkeypatch.setattr(requests, "_SLOW_S", 0.05)
+    monkeypatch.setenv("GRISTMILL_STORAGE_SECOND_AFTER_S", "0.05")
     files = far(store, 40, "s3")
     before = requests.counts()
     store.faults = Faults(refused=0.05, stalled=0.02, cut=0.01, wrong_lengths=1, seed=3)
@@ -101,7 +101,10 @@ def test_what_goes_wrong_in_a_store_changes_no_byte(
     assert len(log) <= calls <= 1.02 * len(log) + 9  # some were given up before they came
 
 
-def test_a_request_that_gets_no_answer_is_sent_again_after_a_second(store: FakeStore):
+def test_a_request_that_gets_no_answer_is_sent_again_after_a_second(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("GRISTMILL_STORAGE_SECOND_AFTER_S")  # a second is what it is by itself
     files = far(store)
     files.content(0)
     before = requests.counts()

@@ -5,13 +5,12 @@ one is needed, that part alone is read from the store, and not kept: so the firs
 waits for what it needs, while whole pieces are fetched in the background.
 """
 
-import contextlib
+import inspect
 import mmap
 import os
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,23 +27,26 @@ _LITTLE = 8  # of larger ones, less than one in so many bytes is read by itself
 _LOOK_S = 1.0  # so often it is seen which open entries have gone from the folder
 
 Spans = tuple[Int64s, Int64s, Int64s]
+F = TypeVar("F", bound=FunctionType)
+
+_looks: list[CodeType] = []  # the functions that are
 
 
-class _Looks(threading.local):
-    not_kept = False
+def not_kept(function: F) -> F:
+    """What this function reads is a look at a few records: no piece is fetched for that."""
+    _looks.append(function.__code__)
+    return function
 
 
-_looks = _Looks()
+def _is_a_look() -> bool:
+    """Whether this thread is in such a function.
 
-
-@contextlib.contextmanager
-def not_kept() -> Iterator[None]:
-    """What this thread reads meanwhile is a look at a few records: no piece is fetched for that."""
-    before, _looks.not_kept = _looks.not_kept, True
-    try:
-        yield
-    finally:
-        _looks.not_kept = before
+    Its stack says so. What is set for a while could stay set, were it ended by an interrupt.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code not in _looks:
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Entry:
@@ -125,12 +127,16 @@ class CachedReads:
         views: dict[int, memoryview] = {}
         unique, place = np.unique(pieces, return_inverse=True)
         bytes_of = np.bincount(place, needed, len(unique))
-        asked: list[tuple[int, Reply]] = []
-        for piece, count in zip(unique.tolist(), bytes_of.tolist(), strict=True):
+        needed_of = dict(zip(unique.tolist(), bytes_of.tolist(), strict=True))
+        for piece in needed_of:
             entry = self._entry(files, piece)
             if entry is not None:
                 views[piece] = entry.view
-            elif not (_looks.not_kept or _is_little(count, _size(files, piece))):
+        if len(views) == len(needed_of) or _is_a_look():
+            return views
+        asked: list[tuple[int, Reply]] = []
+        for piece, count in needed_of.items():
+            if piece not in views and not _is_little(count, _size(files, piece)):
                 asked.append((piece, fetching_of(files.cache).take(files, piece)))
         for piece, reply in asked:
             try:
