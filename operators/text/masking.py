@@ -94,7 +94,7 @@ class _MaskTokens:
         if is_jax(tokens):
             hidden = xp.where(other, self._any_token(uniforms, places, tokens.dtype), hidden)
         else:
-            at = np.nonzero(other)
+            at = np.unravel_index(np.flatnonzero(other), other.shape)  # faster than np.nonzero
             two = np.broadcast_to(uniforms, (*other.shape, 2))[at]
             own = np.broadcast_to(places, other.shape)[at]
             hidden[at] = self._any_token(two, own, tokens.dtype)
@@ -124,12 +124,12 @@ class MaskTokens(OperatorModule):
     """Some tokens hidden, which a model is to guess; `targets` are the tokens that were there.
 
     Each token is chosen by itself with `probability`. Of those chosen, the three `shares` become
-    `mask_token`, become any token, and stay. `loss_mask` says which were chosen; with `ignore` (-100
-    say) the other targets are that number. Never chosen are `special` tokens, and what an earlier
+    `mask_token`, become any token, and stay. `loss_mask` says which were chosen; with `ignore=-100`
+    the other targets are that number. Never chosen are `special` tokens, and what an earlier
     `loss_mask` or `segment_ids` of 0 leave out.
 
-    With `tokenizer`, `mask_token` and `special` may be texts, `vocab_size` is that of the tokenizer,
-    and its own special tokens are special too. No special token comes by chance.
+    With `tokenizer`, `mask_token` and `special` may be texts, `vocab_size` is the tokenizer's, and
+    its own special tokens are special too. No special token comes by chance.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ def _checked_shares(shares: Sequence[float]) -> tuple[float, float, float]:
     three = tuple(float(share) for share in shares)
     if len(three) != 3 or min(three) < 0 or abs(sum(three) - 1) > 1e-6:
         raise ValueError(
-            "shares must be three numbers that add up to 1: of the mask token, of any token, and of "
-            f"the token itself, got {shares!r}"
+            "shares must be three numbers that add up to 1: of the mask token, of any token, and "
+            f"of the token itself, got {shares!r}"
         )
     return three

@@ -43,8 +43,8 @@ class _SpanCorruption:
             row = int(lengths.argmin())
             raise RowError(
                 row,
-                f"leaf {self.name!r} has {lengths[row]} tokens, and to cut out a span there must be "
-                "at least 2: leave such records out with Filter",
+                f"leaf {self.name!r} has {lengths[row]} tokens, and there must be 2 at least to cut "
+                "out a span: leave such records out with Filter",
             )
         tokens = _in_rows(leaf, lengths)
         noise, spans = span_counts(lengths, self.noise_density, self.mean_span)
@@ -255,7 +255,9 @@ class SpanCorruption(OperatorModule):
             float(mean_span),
             None if end is None else known.number("end", end),
             checked_int("value", value),
-            *(name_of(name) for name in (inputs, targets, mask)),
+            name_of(inputs),
+            name_of(targets),
+            name_of(mask),
             inputs_mask,
         )
         super().__init__(transform, **options)

@@ -44,9 +44,9 @@ class _AddSpecialTokens:
         for other in (LOSS_MASK, *(beside(self.name, other) for other in PER_TOKEN)):
             if has(spec, other):
                 raise ValueError(
-                    f"there is a leaf {other!r}, with a value for each token, which would no longer "
-                    "fit: add the tokens before PadTokens and Packed; ChatTemplate(begin=...) adds "
-                    "its own"
+                    f"there is a leaf {other!r}, with a value for each token, which would not fit "
+                    "any more: add the tokens before PadTokens and Packed; ChatTemplate(begin=...) "
+                    "adds its own"
                 )
         length = leaf.shape[0]
         more = None if length is None else length + len(self.begin) + len(self.end)
