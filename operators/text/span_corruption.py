@@ -43,7 +43,7 @@ class _SpanCorruption:
             row = int(lengths.argmin())
             raise RowError(
                 row,
-                f"leaf {self.name!r} has {lengths[row]} tokens, and there must be 2 at least to cut "
+                f"leaf {self.name!r} has {lengths[row]} tokens, and at least 2 are needed to cut "
                 "out a span: leave such records out with Filter",
             )
         tokens = _in_rows(leaf, lengths)
