@@ -49,15 +49,17 @@ class _SpanCorruption:
         tokens = _in_rows(leaf, lengths)
         noise, spans = span_counts(lengths, self.noise_density, self.mean_span)
         starts, stops = random_spans(lengths, noise, spans, draws)
-        sentinels = self._all_sentinels(spans.max()).astype(tokens.dtype)
+        most = self._most_tokens(leaf)
+        sentinels = self._all_sentinels(self._spans(most)).astype(tokens.dtype)
         self._refuse_sentinels(tokens, lengths, sentinels)
         made = _corrupted(tokens, lengths, starts, stops, spans, sentinels)
-        most = self._sizes(self._most_tokens(leaf))
-        for name, mask, (values, counts), size in zip(
-            (self.inputs, self.targets), (self.inputs_mask, self.mask), made, most, strict=True
+        rows = self._bare(rows)
+        names = ((self.inputs, self.inputs_mask), (self.targets, self.mask))
+        for (name, mask), (values, counts), size in zip(
+            names, made, self._sizes(most), strict=True
         ):
             filled, real = self._filled(values, counts, size, tokens.dtype)
-            rows = put(self._bare(rows) if name == self.inputs else rows, name, filled)
+            rows = put(rows, name, filled)
             rows = rows if mask is None else put(rows, mask, real)
         return rows
 
@@ -90,7 +92,11 @@ class _SpanCorruption:
     def _all_sentinels(self, count: int) -> np.ndarray:
         if isinstance(self.sentinels, int):
             return self.sentinels - np.arange(count)
-        return np.array(self.sentinels[:count])
+        return np.array(self.sentinels)
+
+    def _spans(self, tokens: int) -> int:
+        """How many spans so many tokens make."""
+        return int(span_counts(np.array([tokens]), self.noise_density, self.mean_span)[1][0])
 
     def _refuse_sentinels(self, tokens: np.ndarray, lengths: Int64s, sentinels: np.ndarray) -> None:
         real = np.arange(tokens.shape[1]) < lengths[:, None]
@@ -148,7 +154,7 @@ class _SpanCorruption:
         length = self._most_tokens(leaf)
         if length < 2:
             raise ValueError(f"leaf {self.name!r} has {length} tokens: there must be at least 2")
-        spans = int(span_counts(np.array([length]), self.noise_density, self.mean_span)[1][0])
+        spans = self._spans(length)
         there = self.sentinels + 1 if isinstance(self.sentinels, int) else len(self.sentinels)
         if there < spans:
             raise ValueError(

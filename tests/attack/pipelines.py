@@ -262,8 +262,11 @@ OPERATORS: dict[str, OperatorKind] = {
     ),
     "mask_tokens": OperatorKind(
         lambda seed: MaskTokens(
-            mask_token=plain_tokens.MASK, vocab_size=plain_tokens.VOCABULARY,
-            special=plain_tokens.SPECIAL, probability=0.4, seed=seed,
+            mask_token=plain_tokens.MASK,
+            vocab_size=plain_tokens.VOCABULARY,
+            special=plain_tokens.SPECIAL,
+            probability=0.4,
+            seed=seed,
         ),
         plain_tokens.masked,
         "tokens",
