@@ -65,7 +65,7 @@ class Template:
                 joined[-1] = Part(joined[-1].text + piece.text, piece.counts)
             elif piece.text:
                 joined.append(piece)
-        return joined
+        return joined or [Part("", counts=False)]
 
 
 def _alike(turn: str, *roles: str) -> tuple[tuple[str, str], ...]:
