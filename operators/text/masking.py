@@ -24,8 +24,6 @@ _PLACES, _TOKENS = 0, 1  # what is drawn: which places, and what is put there
 
 @dataclasses.dataclass(frozen=True)
 class _MaskTokens:
-    """Works on an array of any shape: rows by places, or the items of ragged rows in one line."""
-
     name: str
     mask_token: int
     vocab_size: int
@@ -41,66 +39,94 @@ class _MaskTokens:
 
     def __call__(self, rows: Any, draws: Any) -> Any:
         leaf = get(rows, self.name)
-        ragged = is_ragged(leaf)
-        lengths = lengths_of(leaf) if ragged else [leaf.shape[1]]
-        places = np.concatenate([np.arange(length, dtype=np.uint32) for length in lengths])
-        uniforms = np.repeat(draws, lengths, axis=0) if ragged else draws[:, None]
-        row_of = np.repeat(np.arange(len(leaf)), lengths) if ragged else None
-
-        def in_line(name: str) -> Any:
-            other = get(rows, name)
-            same_lengths(lengths_of(leaf), lengths_of(other), self.name, name)
-            return np.concatenate(list(other))
-
-        take = in_line if ragged else lambda name: get(rows, name)
-        tokens = take(self.name)
-        real = namespace(tokens).ones(tokens.shape, bool)
-        if has(rows, self.mask):
-            real &= take(self.mask) != 0
-        if has(rows, segments := beside(self.name, SEGMENT_IDS)):
-            real &= take(segments) > 0
-        if not is_jax(tokens):
-            self._refuse_unknown(tokens, real, row_of)
-        made = self._masked(tokens, real, uniforms, places)
-        ends = np.cumsum(lengths)[:-1]
+        made = self._on_device(rows, draws) if is_jax(leaf) else self._on_host(rows, draws)
         for name, values in zip((self.name, self.targets, self.mask), made, strict=True):
-            rows = put(rows, name, ragged_leaf(np.split(values, ends)) if ragged else values)
+            rows = put(rows, name, values)
         return rows
 
-    def _refuse_unknown(self, tokens: np.ndarray, real: np.ndarray, row_of: Any) -> None:
+    def _on_host(self, rows: Any, draws: Any) -> list[np.ndarray]:
+        """The tokens with some hidden, those that were there, and which are to be guessed.
+
+        All rows are in one line, and what comes after the first draw is done for few of its items.
+        """
+        leaf = get(rows, self.name)
+        lengths = lengths_of(leaf)
+        begins = np.cumsum(lengths) - lengths
+        tokens, real = _in_line(leaf), self._real(rows, lengths)
+        self._refuse_unknown(tokens, real, begins)
+        if is_ragged(leaf):
+            places = np.arange(len(tokens), dtype=np.uint32) - np.repeat(begins, lengths)
+            words = words_at(draws.repeat(lengths, 0), places.astype(np.uint32), _PLACES)
+        else:
+            words = words_at(draws[:, None], np.arange(leaf.shape[1], dtype=np.uint32), _PLACES)
+        number = uniform(words).reshape(-1)
+        most, masked, replaced = self._limits()
+        at = np.flatnonzero(number < most)
+        at = at if real is None else at[real[at]]
+        at = at[~np.isin(tokens[at], self._special(tokens.dtype))]
+        number = number[at]
+        hidden, chosen = tokens.copy(), np.zeros(len(tokens), bool)
+        chosen[at] = True
+        hidden[at[number < masked]] = self.mask_token
+        other = at[(number >= masked) & (number < replaced)]
+        row = np.searchsorted(begins, other, side="right") - 1
+        own = (other - begins[row]).astype(np.uint32)
+        hidden[other] = self._any_token(draws[row], own, tokens.dtype)
+        if self.ignore is not None:
+            tokens = np.where(chosen, tokens, tokens.dtype.type(self.ignore))
+        lines = hidden, tokens, chosen
+        if is_ragged(leaf):
+            return [ragged_leaf(np.split(line, begins[1:])) for line in lines]
+        return [line.reshape(leaf.shape) for line in lines]
+
+    def _on_device(self, rows: Any, draws: Any) -> list[Any]:
+        """The same for stacked rows, all of it for every place."""
+        tokens, xp = get(rows, self.name), namespace(rows)
+        places = np.arange(tokens.shape[1], dtype=np.uint32)
+        number = uniform(words_at(draws[:, None], places, _PLACES))
+        most, masked, replaced = self._limits()
+        chosen = (number < most) & ~xp.isin(tokens, self._special(tokens.dtype))
+        for name in self._masks(rows):
+            chosen &= get(rows, name) > 0
+        hidden = xp.where(chosen & (number < masked), tokens.dtype.type(self.mask_token), tokens)
+        other = chosen & (number >= masked) & (number < replaced)
+        any_token = self._any_token(draws[:, None], places, tokens.dtype)
+        if self.ignore is not None:
+            tokens = xp.where(chosen, tokens, tokens.dtype.type(self.ignore))
+        return [xp.where(other, any_token, hidden), tokens, chosen]
+
+    def _limits(self) -> tuple[np.float32, ...]:
+        """One number says whether a place is chosen, and what becomes of it: below which ones."""
+        masked, replaced, _ = np.cumsum(self.shares)
+        return tuple(np.float32(self.probability * share) for share in (1.0, masked, replaced))
+
+    def _special(self, dtype: Any) -> np.ndarray:
+        return np.array(self.special, dtype)
+
+    def _masks(self, rows: Any) -> list[str]:
+        """The leaves that say which tokens are real, as far as there are any."""
+        return [n for n in (self.mask, beside(self.name, SEGMENT_IDS)) if has(rows, n)]
+
+    def _real(self, rows: Any, lengths: np.ndarray) -> np.ndarray | None:
+        real = None
+        for name in self._masks(rows):
+            same_lengths(lengths, lengths_of(get(rows, name)), self.name, name)
+            own = _in_line(get(rows, name)) > 0
+            real = own if real is None else real & own
+        return real
+
+    def _refuse_unknown(self, tokens: np.ndarray, real: Any, begins: np.ndarray) -> None:
         if not tokens.size or (tokens.min() >= 0 and tokens.max() < self.vocab_size):
             return
-        unknown = real & ((tokens < 0) | (tokens >= self.vocab_size))
-        if unknown.any():
-            first = tuple(np.argwhere(unknown)[0].tolist())
+        unknown = (tokens < 0) | (tokens >= self.vocab_size)
+        at = np.flatnonzero(unknown if real is None else unknown & real)
+        if at.size:
             raise RowError(
-                first[0] if row_of is None else int(row_of[first[0]]),
-                f"leaf {self.name!r} holds {tokens[first]}, which is not a token: there are "
+                int(np.searchsorted(begins, at[0], side="right")) - 1,
+                f"leaf {self.name!r} holds {tokens[at[0]]}, which is not a token: there are "
                 f"{self.vocab_size}, from 0 to {self.vocab_size - 1}; give the vocab_size of the "
                 "tokenizer that made them",
             )
-
-    def _masked(self, tokens: Any, real: Any, uniforms: Any, places: Any) -> tuple[Any, Any, Any]:
-        """The tokens with some hidden, those that were there, and which are to be guessed."""
-        xp = namespace(tokens)
-        if self.special:
-            real &= ~xp.isin(tokens, np.array(self.special, tokens.dtype))
-        # One number says both whether a place is chosen and what becomes of it.
-        number = uniform(words_at(uniforms, places, _PLACES))
-        chosen = real & (number < np.float32(self.probability))
-        masked, replaced = (np.float32(self.probability * s) for s in np.cumsum(self.shares)[:2])
-        hidden = xp.where(chosen & (number < masked), tokens.dtype.type(self.mask_token), tokens)
-        other = chosen & (number >= masked) & (number < replaced)
-        if is_jax(tokens):
-            hidden = xp.where(other, self._any_token(uniforms, places, tokens.dtype), hidden)
-        else:
-            at = np.unravel_index(np.flatnonzero(other), other.shape)  # faster than np.nonzero
-            two = np.broadcast_to(uniforms, (*other.shape, 2))[at]
-            own = np.broadcast_to(places, other.shape)[at]
-            hidden[at] = self._any_token(two, own, tokens.dtype)
-        if self.ignore is not None:
-            tokens = xp.where(chosen, tokens, tokens.dtype.type(self.ignore))
-        return hidden, tokens, chosen
 
     def _any_token(self, uniforms: Any, places: Any, dtype: Any) -> Any:
         """A token for each place, any but the special ones."""
@@ -118,6 +144,11 @@ class _MaskTokens:
             refuse_unfit(self.name, leaf, "ignore", self.ignore)
         spec = put(spec, self.targets, leaf)
         return put(spec, self.mask, leaf_spec(leaf.shape, np.dtype(bool)))
+
+
+def _in_line(leaf: Any) -> np.ndarray:
+    """The items of all rows, one row after the other."""
+    return np.concatenate(list(leaf)) if is_ragged(leaf) else leaf.reshape(-1)
 
 
 class MaskTokens(OperatorModule):
