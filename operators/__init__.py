@@ -27,16 +27,22 @@ from operators.images.resized_crop import RandomResizedCrop
 from operators.images.torchvision import Torchvision
 from operators.normalize import Normalize
 from operators.one_hot import OneHot
-from operators.text.lengths import CropTokens, PadTokens
+from operators.text.chat import ChatTemplate
+from operators.text.lengths import CropTokens, PadTokens, TruncateTokens
+from operators.text.masking import MaskTokens
+from operators.text.span_corruption import SpanCorruption
+from operators.text.special_tokens import AddSpecialTokens
 from operators.text.targets import ShiftTargets
 from operators.text.tokenize import Tokenize
 from operators.text.tokenizers import ByteTokenizer
 
 __all__ = [
+    "AddSpecialTokens",
     "Albumentations",
     "ByteTokenizer",
     "Cast",
     "CenterCrop",
+    "ChatTemplate",
     "Choice",
     "ColorJitter",
     "Constant",
@@ -49,6 +55,7 @@ __all__ = [
     "Grayscale",
     "Map",
     "MapBatch",
+    "MaskTokens",
     "MixUp",
     "Normalize",
     "OneHot",
@@ -65,9 +72,11 @@ __all__ = [
     "Select",
     "Sequence",
     "ShiftTargets",
+    "SpanCorruption",
     "Tokenize",
     "Torchvision",
     "TrivialAugment",
+    "TruncateTokens",
 ]
 
 _NEW_NAMES = {"Crop": "CropTokens", "Pad": "PadTokens"}

@@ -22,6 +22,7 @@ from bench_images import alone, some_pictures
 from bench_labels import labels
 from bench_process import in_child
 from bench_timing import Pace, hold
+from bench_tokens import tokens
 
 from loader import Sequential
 from operators import (
@@ -155,12 +156,13 @@ LINES: dict[str, Line] = {
 
 
 def operators(pace: Pace) -> Iterator[Result]:
-    """Operators in memory, each beside the same in Albumentations, torchvision, numpy or torch."""
+    """Operators in memory, each beside the same in another package, or in numpy."""
     images = in_child(some_pictures, _COUNT, _SIZE, _SIZE)
     for name, line in LINES.items():
         if line.quick or not pace.quick:
             yield hold(_contest(name, line, images), pace)
     yield from labels(pace)
+    yield from tokens(pace)
 
 
 def _contest(name: str, line: Line, images: Columns) -> Contest:

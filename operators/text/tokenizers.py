@@ -55,16 +55,18 @@ class HuggingFaceTokenizer:
     json: str = dataclasses.field(repr=False)
     bos_id: int | None = None  # put before every text
     eos_id: int | None = None  # put after it
+    bare: bool = False  # without the special tokens that it adds by itself
     thread_safe = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encoded = _hugging_face(self.json).encode_batch(list(texts))
+        model = hugging_face(self.json)
+        encoded = model.encode_batch(list(texts), add_special_tokens=not self.bare)
         before, after = ([] if n is None else [n] for n in (self.bos_id, self.eos_id))
         return [np.array([*before, *item.ids, *after], np.int32) for item in encoded]
 
     def decode(self, tokens: Any) -> str:
         """The text of some tokens."""
-        return _hugging_face(self.json).decode(np.asarray(tokens).tolist())
+        return hugging_face(self.json).decode(np.asarray(tokens).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,23 +81,23 @@ class SentencePieceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         options = {"add_bos": self.add_bos, "add_eos": self.add_eos, "reverse": self.reverse}
-        encoded = _sentence_piece(self.model).encode(list(texts), **options)
+        encoded = sentence_piece(self.model).encode(list(texts), **options)
         return [np.array(ids, np.int32) for ids in encoded]
 
     def decode(self, tokens: Any) -> str:
         """The text of some tokens."""
-        return _sentence_piece(self.model).decode(np.asarray(tokens).tolist())
+        return sentence_piece(self.model).decode(np.asarray(tokens).tolist())
 
 
 @functools.lru_cache(8)
-def _hugging_face(text: str) -> Any:
+def hugging_face(text: str) -> Any:
     tokenizer = optional("tokenizers", "a Hugging Face tokenizer", "text").Tokenizer.from_str(text)
     tokenizer.no_padding()  # which would depend on the texts of the batch: PadTokens does it
     return tokenizer
 
 
 @functools.lru_cache(8)
-def _sentence_piece(model: bytes) -> Any:
+def sentence_piece(model: bytes) -> Any:
     package = optional("sentencepiece", "a SentencePiece model", "text")
     return package.SentencePieceProcessor(model_proto=model)
 
@@ -122,6 +124,17 @@ def as_tokenizer(given: Any, bos: bool | str = False, eos: bool | str = False) -
     )
 
 
+def of_parts(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer for parts of a text, to which it adds nothing; one of a user's as it is."""
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return dataclasses.replace(tokenizer, bos_id=None, eos_id=None, bare=True)
+    if isinstance(tokenizer, ByteTokenizer):
+        return dataclasses.replace(tokenizer, bos=False, eos=False)
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return dataclasses.replace(tokenizer, add_bos=False, add_eos=False)
+    return tokenizer
+
+
 def _with_own_ends(
     tokenizer: ByteTokenizer | SentencePieceTokenizer, ends: Mapping[str, bool | str]
 ) -> Tokenizer:
@@ -133,7 +146,7 @@ def _with_own_ends(
                 f"{type(tokenizer).__name__} knows its own: give {name}=True"
             )
         if end and isinstance(tokenizer, SentencePieceTokenizer):
-            model = _sentence_piece(tokenizer.model)
+            model = sentence_piece(tokenizer.model)
             if getattr(model, f"{name}_id")() < 0:
                 raise ValueError(f"{name}=True: this SentencePiece model has no {name} token")
     prefix = "add_" if isinstance(tokenizer, SentencePieceTokenizer) else ""
@@ -146,7 +159,7 @@ def _with_tokens(
     tokenizer: HuggingFaceTokenizer, given: Any, ends: Mapping[str, bool | str]
 ) -> HuggingFaceTokenizer:
     """The tokenizer with the ids of the tokens to add, but for those that it adds itself."""
-    model = _hugging_face(tokenizer.json)
+    model = hugging_face(tokenizer.json)
     # What it adds by itself: the ids of a text, with and without its special tokens.
     plain = model.encode("a", add_special_tokens=False).ids
     probe = model.encode("a").ids

@@ -20,7 +20,8 @@ from tests.attack.pipelines import (
 )
 from tests.attack.sources import HAS_BLOCKS, HAS_GAPS, SOURCES, WEIGHTS
 
-_TOKEN_OPERATORS = ("crop_tokens", "pad_tokens", "shift")  # in this order
+_TOKEN_OPERATORS = ("crop_tokens", "truncate", "add_tokens", "pad_tokens")  # in this order
+_TOKEN_TASKS = ("mask_tokens", "shift"), ("spans",)  # one of these after them
 _LEAVES = {
     "pictures": {"id", "image", "label"},
     "lines": {"text"},
@@ -102,9 +103,10 @@ def _operators(source: str, numbers: random.Random) -> tuple[str, ...]:
     first = first_operators(source)
     leaves: set[Any] = _LEAVES.get(source, {"id", "x"})
     if leaves & {"tokens", "text", "packed", "padded"}:
-        allowed = {"tokens": _TOKEN_OPERATORS, "text": ("shift",)}.get(
-            next(iter(leaves)), ("shift",)
-        )
+        lengths = _TOKEN_OPERATORS if "tokens" in leaves else ()
+        # A packed row may have a single token, and no span can be cut out of that.
+        tasks = _TOKEN_TASKS[:1] if "packed" in leaves else _TOKEN_TASKS
+        allowed = (*lengths, *numbers.choice(tasks))
         chosen = [name for name in allowed if numbers.random() < 0.3]
         if first and numbers.random() < 0.3:
             first = (first[0], "crop_tokens", *first[1:])

@@ -32,6 +32,7 @@ from loader import (
 )
 from loader.runtime.workers.kinds import WorkerKind
 from operators import (
+    AddSpecialTokens,
     Albumentations,
     Cast,
     CenterCrop,
@@ -47,6 +48,7 @@ from operators import (
     Grayscale,
     Map,
     MapBatch,
+    MaskTokens,
     MixUp,
     Normalize,
     OneHot,
@@ -62,11 +64,13 @@ from operators import (
     Resize,
     Select,
     ShiftTargets,
+    SpanCorruption,
     Tokenize,
     TrivialAugment,
+    TruncateTokens,
 )
 from operators import Sequence as InSequence
-from tests.attack import oracle, plain_augment
+from tests.attack import oracle, plain_augment, plain_tokens
 from tests.attack import plain_operators as plain
 from tests.attack.oracle import Record, Rows, Run
 from tests.attack.sources import FIRST_OPERATORS, SOURCES, oracle_epochs
@@ -248,6 +252,32 @@ OPERATORS: dict[str, OperatorKind] = {
         lambda seed: CropTokens("tokens", 4, random=True, seed=seed), plain.cropped_tokens, "tokens"
     ),
     "shift": OperatorKind(lambda seed: ShiftTargets(), plain.shifted, "tokens"),
+    "truncate": OperatorKind(
+        lambda seed: TruncateTokens("tokens", 3, side="left"), plain_tokens.truncated, "tokens"
+    ),
+    "add_tokens": OperatorKind(
+        lambda seed: AddSpecialTokens(begin=plain_tokens.BEGIN, end=plain_tokens.END),
+        plain_tokens.with_ends,
+        "tokens",
+    ),
+    "mask_tokens": OperatorKind(
+        lambda seed: MaskTokens(
+            mask_token=plain_tokens.MASK,
+            vocab_size=plain_tokens.VOCABULARY,
+            special=plain_tokens.SPECIAL,
+            probability=0.4,
+            seed=seed,
+        ),
+        plain_tokens.masked,
+        "tokens",
+    ),
+    "spans": OperatorKind(
+        lambda seed: SpanCorruption(
+            sentinels=plain_tokens.SENTINEL, length=30, noise_density=0.4, mean_span=2, seed=seed
+        ),
+        plain_tokens.spans_cut_out,
+        "tokens",
+    ),
     "double_there": OperatorKind(
         lambda seed: MapBatch(double, on="device"), plain.doubled, "id", "device"
     ),

@@ -40,9 +40,11 @@ from loader.testing import assert_resumes_exactly, assert_same_batch
 from loader.transforms.draws import draw
 from loader.transforms.transform import sides
 from operators import (
+    AddSpecialTokens,
     ByteTokenizer,
     Cast,
     CenterCrop,
+    ChatTemplate,
     Choice,
     ColorJitter,
     Constant,
@@ -55,6 +57,7 @@ from operators import (
     Grayscale,
     Map,
     MapBatch,
+    MaskTokens,
     MixUp,
     Normalize,
     OneHot,
@@ -71,12 +74,23 @@ from operators import (
     Select,
     Sequence,
     ShiftTargets,
+    SpanCorruption,
     Tokenize,
     TrivialAugment,
+    TruncateTokens,
 )
 from tests.processes import run_processes
 
 COUNT = 23
+
+
+def chat_of(number: int) -> list[dict[str, str]]:
+    """A conversation of one turn or several."""
+    turns = [f"{word} {number}" for word in ("who", "me", "why", "so", "well")[: 2 + number % 4]]
+    return [
+        {"role": ("user", "assistant")[turn % 2], "content": content}
+        for turn, content in enumerate(turns)
+    ]
 
 
 class Records:
@@ -94,6 +108,7 @@ class Records:
                     "image": rng.integers(0, 256, (8, 10, 3), np.uint8),
                     "png": cv2.imencode(".png", pixels[..., ::-1])[1].tobytes(),
                     "text": f"record {number} " + "ä" * (number % 5),
+                    "chat": json.dumps(chat_of(number)),
                     "tokens": np.arange(number, number + 12, dtype=np.int32),
                     "label": np.int32(number % 4),
                 }
@@ -208,6 +223,14 @@ HOST: dict[str, Make] = {
     "CropTokens": lambda: [CropTokens("tokens", 5)],
     "CropTokens, random": lambda: [CropTokens("tokens", 5, random=True, seed=4)],
     "ShiftTargets": lambda: [ShiftTargets()],
+    "TruncateTokens, AddSpecialTokens and MaskTokens": lambda: [
+        TruncateTokens("tokens", 9, side="left"),
+        AddSpecialTokens(begin=37, end=[38, 39]),
+        MaskTokens(mask_token=36, vocab_size=40, special=[0, 37], probability=0.6, seed=2),
+    ],
+    "MaskTokens, with ignore": lambda: [
+        MaskTokens(mask_token=36, vocab_size=40, probability=0.3, ignore=-100, seed=2)
+    ],
     "ColorJitter": lambda: [
         ColorJitter("image", brightness=0.5, contrast=0.5, saturation=0.5, probability=0.8, seed=5)
     ],
@@ -264,6 +287,20 @@ HOST_ONLY: dict[str, Make] = {
         Tokenize(into="ids"),
         CropTokens("ids", 6, random=True, seed=1),
         PadTokens("ids", 6),
+    ],
+    "Tokenize and SpanCorruption": lambda: [
+        Tokenize(into="ids"),
+        TruncateTokens("ids", 13),
+        SpanCorruption("ids", sentinels=300, length=14, noise_density=0.4, end=1, seed=3),
+    ],
+    "SpanCorruption of one length": lambda: [
+        SpanCorruption(sentinels=[90, 91, 92], noise_density=0.5, mean_span=2, seed=4)
+    ],
+    "ChatTemplate and MaskTokens": lambda: [
+        ChatTemplate("chat", into="ids"),
+        MaskTokens("ids", mask_token=259, vocab_size=260, probability=0.5, seed=5),
+        TruncateTokens(["ids", "targets", "loss_mask"], 90, side="left"),
+        PadTokens(["ids", "targets", "loss_mask"], 90),
     ],
 }
 WITHIN_A_STEP = (
@@ -420,6 +457,8 @@ def on_any_host() -> list[Any]:
         GrainFilter(),
         RandomCrop("image", (7, 9), seed=7),
         Choice([Map(brighter), None], seed=8),
+        MaskTokens(mask_token=36, vocab_size=40, probability=0.5, mask="chosen", seed=11),
+        SpanCorruption(inputs="tokens", sentinels=99, noise_density=0.4, seed=12),
         RandomAffine("image", degrees=20, scale=(0.7, 1.2), seed=9),
         RandAugment("image", seed=10),
         *all_on_device(),
@@ -615,8 +654,9 @@ def test_what_travels_is_plain_data_and_starts_no_backend(tmp_path: Path):
         *HOST_ONLY["DecodeImage and RandomCrop"](),
         *HOST["Choice"](),
         *HOST["Normalize"](),
+        *HOST_ONLY["ChatTemplate and MaskTokens"](),
     ]
-    loader = loader_of([*operators, Select("id", "png", "image")])
+    loader = loader_of([*operators, Select("id", "png", "image", "ids", "loss_mask")])
     assert all(dataclasses.is_dataclass(stage.transform) for stage in loader.pipeline.transforms)
     (tmp_path / "work.pickle").write_bytes(pickle.dumps(loader.pipeline))
     program = (

@@ -55,10 +55,12 @@ from loader import (
 )
 from loader.records.digest import content_key
 from operators import (
+    AddSpecialTokens,
     Albumentations,
     ByteTokenizer,
     Cast,
     CenterCrop,
+    ChatTemplate,
     Choice,
     ColorJitter,
     Constant,
@@ -71,6 +73,7 @@ from operators import (
     Grayscale,
     Map,
     MapBatch,
+    MaskTokens,
     MixUp,
     Normalize,
     OneHot,
@@ -87,8 +90,10 @@ from operators import (
     Select,
     Sequence,
     ShiftTargets,
+    SpanCorruption,
     Tokenize,
     TrivialAugment,
+    TruncateTokens,
 )
 from tests.data import RECORD_SPEC, unlike_records, write_array_record, write_raw_records
 from tests.sources.formats.plain_tar import pack
@@ -168,6 +173,12 @@ class Texts:
 class Tokens(Texts):
     def __getitem__(self, index: int) -> Any:
         return {"tokens": DOCUMENTS[index]}
+
+
+class Chats(Texts):
+    def __getitem__(self, index: int) -> Any:
+        said = [("user", "why " + "x" * index), ("assistant", f"because {index}")]
+        return {"messages": json.dumps([{"role": role, "content": text} for role, text in said])}
 
 
 # Sources in a folder
@@ -360,6 +371,30 @@ def texts(length: int = 12) -> list[Any]:
     return [Tokenize(), crop, PadTokens("tokens", 16), ShiftTargets()]
 
 
+def hidden(probability: float = 0.3) -> list[Any]:
+    ends = AddSpecialTokens(begin=260, end=[261, 262])
+    some: Any = {"mask_token": 259, "vocab_size": 300, "special": range(260, 263), "ignore": -1}
+    mask = MaskTokens(**some, probability=probability, seed=1)
+    return [
+        Tokenize(),
+        TruncateTokens("tokens", 12, side="left"),
+        ends,
+        PadTokens("tokens", 16),
+        mask,
+    ]
+
+
+def spans(density: float = 0.4) -> list[Any]:
+    how: Any = {"noise_density": density, "mean_span": 2.5, "end": 1}
+    return [Tokenize(), SpanCorruption(sentinels=400, length=25, **how, seed=1)]
+
+
+def chats(answers: str = "assistant") -> list[Any]:
+    template = {"user": "U:{content}\n", "assistant": "A:{content|trim}!\n"}
+    chat = ChatTemplate(template=template, begin="^", answers=answers)
+    return [chat, PadTokens(["tokens", "loss_mask"], 64)]
+
+
 def fields(value: float = 1.5) -> list[Any]:
     rename = Rename({"x": "pixels/x"})
     return [Select("id", "x"), rename, Constant("weight", value), Cast({"id": np.int64})]
@@ -450,6 +485,9 @@ KEPT: dict[str, Kept] = {
         "operators", operators=[CutMix(num_classes=5, seed=1, alpha=0.3)]
     ),
     "operators-texts": on(Texts(), operators=texts())("operators", operators=texts(11)),
+    "operators-hidden-tokens": on(Texts(), operators=hidden())("operators", operators=hidden(0.2)),
+    "operators-spans": on(Texts(), operators=spans())("operators", operators=spans(0.5)),
+    "operators-chats": on(Chats(), operators=chats())("operators", operators=chats("user")),
     "operators-fields": on(operators=fields())("operators", operators=fields(2.5)),
     "operators-functions": on(operators=functions())("operators", operators=functions(7)),
 }

@@ -20,6 +20,7 @@ from loader.runtime.workers.ray_kind import Ray
 from loader.runtime.workers.threads import Threads
 from loader.sources import ArraySource, Filtered, Mixture, Packed, RawArrays, index_lengths
 from loader.sources.mapped import Mapped
+from loader.sources.packing.packed_rows import leaf_names
 from loader.sources.storage.cache.disk_cache import DiskCache
 
 Kinds = Mapping[str, Callable[..., Any]]
@@ -47,7 +48,7 @@ def _packed(
     source: Any,
     row_length: int,
     seed: int = 0,
-    leaf: str = "tokens",
+    leaf: str | list[str] = "tokens",
     mode: Literal["fit", "concat"] = "fit",
     fit: Literal["best", "first"] = "best",
     long: Literal["refuse", "split"] = "refuse",
@@ -59,14 +60,18 @@ def _packed(
     cache_bytes: int = 2**28,
     workers: Any = None,
 ) -> Packed:
-    """The lengths are counted here; `tokens`, a file, is written if it is not there yet."""
+    """The lengths are counted here; `tokens`, a file, is written if it is not there yet.
+
+    Several leaves, `leaf = ["tokens", "loss_mask"]`, are as long as the first in each record.
+    """
     if tokens is not None and lengths_cache is not None:
         raise ValueError(
             "lengths_cache has no effect beside tokens, which keeps them: leave it out"
         )
     _refuse_suffix("tokens", tokens, ".bin")
     _refuse_suffix("lengths_cache", lengths_cache, ".npy")
-    lengths = index_lengths(source, leaf, cache=lengths_cache, tokens=tokens, workers=workers)
+    first = leaf_names(leaf)[0]
+    lengths = index_lengths(source, first, cache=lengths_cache, tokens=tokens, workers=workers)
     how: dict[str, Any] = {"leaf": leaf, "mode": mode, "fit": fit, "long": long}
     how |= {"most_segments": most_segments, "positions": positions, "pad_value": pad_value}
     return Packed(source, lengths, row_length, seed, tokens=tokens, cache_bytes=cache_bytes, **how)

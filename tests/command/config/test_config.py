@@ -1,5 +1,6 @@
 """Configurations: what a file says is what the loader does, and every mistake is named."""
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from loader.command.config.config import read_config
 from loader.command.config.problems import ConfigError
 from loader.command.main import ALL_KINDS
 from loader.testing import assert_same_batch
-from operators import Normalize, RandomCrop
+from operators import ByteTokenizer, Normalize, RandomCrop
 
 GOOD = """\
 [source]
@@ -291,6 +292,43 @@ batch_size = 4
     assert set(batch) == {
         "tokens", "targets", "loss_mask", "segment_ids", "positions", "valid_mask",
     }  # fmt: skip
+
+
+def test_a_configuration_packs_chats_and_hides_or_cuts_out_tokens(folder: Path):
+    chats = [[{"role": "user", "content": "x" * n}, {"role": "me", "content": "y"}] for n in (3, 7)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    template = r'{ user = "{content}:", me = "{content}.\n" }'
+    every = {"tokens", "targets", "loss_mask", "segment_ids", "positions", "valid_mask"}
+    spans = {"inputs", "inputs_mask", "targets", "loss_mask", "valid_mask"}
+    for operator, settings, leaves in (
+        ("MaskTokens", "mask_token = 259\nvocab_size = 260\nspecial = [0, 1]\nseed = 1", every),
+        ("SpanCorruption", "sentinels = 500\nend = 1\nseed = 1", spans),
+        ("ShiftTargets", "", every),
+    ):
+        (folder / "some.toml").write_text(f"""
+[[source]]
+kind = "TextLinesSource"
+paths = "chats.jsonl"
+[[source]]
+kind = "Mapped"
+[[source.operators]]
+kind = "ChatTemplate"
+messages = "text"
+answers = "me"
+template = {template}
+[[source]]
+kind = "Packed"
+row_length = 19
+leaf = ["tokens", "loss_mask"]
+[[operators]]
+kind = "{operator}"
+{settings}
+[loader]
+batch_size = 1
+""")
+        batch = read_config("some.toml", ALL_KINDS).loader.host_batch_at(0)
+        assert set(batch) == leaves, operator
+    assert ByteTokenizer().decode(batch["targets"][batch["loss_mask"]]) == "y.y."
 
 
 def test_a_configuration_says_how_records_are_packed(folder: Path):
