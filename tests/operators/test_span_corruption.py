@@ -55,7 +55,8 @@ def test_inputs_and_targets_are_those_of_a_loop_over_tokens(density: float, mean
 
 def test_shapes_follow_from_the_number_of_tokens_alone():
     def shapes(length: int, **settings: Any) -> tuple[int, int]:
-        operator = SpanCorruption(**{"sentinels": 32099, "end": 1, "seed": 0, **settings})
+        given: Any = {"sentinels": 32099, "end": 1, "seed": 0, **settings}
+        operator = SpanCorruption(**given)
         spec = operator.output_spec({"tokens": leaf_spec((length,), np.dtype(np.int32))})
         return spec["inputs"].shape[0], spec["targets"].shape[0]
 
