@@ -195,7 +195,7 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_convert_options(parser: argparse.ArgumentParser) -> None:
     words = "the folder for the shards: a new one, or one to go on with"
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help=words)
+    parser.add_argument("folder", metavar="FOLDER", help=words)
     words = "the format: array_record for any records, zarr for arrays of one shape"
     parser.add_argument("--to", choices=get_args(Name), required=True, help=words)
     words = "how many shards of even size (as many as make about 128 MiB each)"

@@ -39,17 +39,21 @@ class Target:
     """What is asked for: the format, the folder, how many shards, after how many operators."""
 
     to: Name
-    folder: Path
+    into: str
     shards: int | None = None
     operators: int | None = None
 
     def __post_init__(self) -> None:
-        if is_address(str(self.folder)):
+        if is_address(self.into):
             raise ValueError(
-                f"{self.folder} is an address: write into a folder of this machine, and copy it"
+                f"{self.into} is an address: write into a folder of this machine, and copy it"
             )
         if self.shards is not None:
             checked_int("--shards", self.shards, 1)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.into)
 
 
 @dataclasses.dataclass(frozen=True)

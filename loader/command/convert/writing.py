@@ -44,7 +44,8 @@ class Conversion:
 
     def written(self) -> list[str]:
         """Write the shards that are not there: the digest of each of all shards."""
-        done = begun(self.folder, self.key, len(self.form.shards))
+        with _room_in(self.folder):
+            done = begun(self.folder, self.key, len(self.form.shards))
         missing = [n for n, one in enumerate(done) if one is None or not self._is_there(n)]
         for _, run in itertools.groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):
             self._write([shard for _, shard in run], done)

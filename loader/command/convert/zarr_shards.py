@@ -105,7 +105,10 @@ def zarr_shards(folder: Path, spec: Spec, records: int, count: int, kinds: Kinds
         try:
             ts.open(made.store(leaf), create=True, context=ts.Context()).result()
         except ValueError as error:
-            raise ValueError(f"zarr cannot hold leaf {name!r}: {reason(error)}") from error
+            raise ValueError(
+                f"zarr cannot hold leaf {name!r}, {leaf.dtype}{list(leaf.shape)}: cast it by an "
+                f"operator, or write --to array_record ({reason(error)})"
+            ) from error
     _refuse_names(made, kinds)
     return made
 
