@@ -14,7 +14,7 @@ def arrays(n: int) -> Any:
     half = np.random.default_rng(n).random((2, 3)).astype(np.float16)  # which nothing makes small
     inner = {"half": half, "flag": np.bool_(n % 3)}
     few = [np.uint8(n % 7), np.uint8(n % 5)]
-    return {"id": np.int64(n), "inner": inner, "list": few}
+    return {"id": np.int64(n), "inner": inner, "list": few, "zero": np.int32(0)}
 
 
 def ragged(n: int) -> Any:
@@ -38,6 +38,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "lists of texts": lambda n: {"words": np.array(["a", f"b{n}"], object)},
     "records": lambda n: {"x": np.zeros(2, [("a", "i4"), ("b", "f4")])},
     "one that is odd": lambda n: {"x": np.zeros(2, np.float64 if n == 401 else np.float32) + n},
+    "some that are odd": lambda n: {"x": np.zeros(2, "f8" if n // 256 == 2 else "f4") + n},
     "one that is gone": lambda n: None if n == 401 else {"id": n},
     "other ones each time": lambda n: {"x": np.random.default_rng().random(3), "id": n},
 }
@@ -46,11 +47,18 @@ KINDS: dict[str, Callable[[int], Any]] = {
 class Own:
     """Records of a kind. At record `at`, it does as the function of that name here says."""
 
-    def __init__(self, what: str = "arrays", more: int = 0, at: int = -1, do: str = "tell") -> None:
-        self.what, self.more, self.at, self.do = what, more, at, do
+    def __init__(
+        self,
+        what: str = "arrays",
+        more: int = 0,
+        at: int = -1,
+        do: str = "tell",
+        count: int = COUNT,
+    ) -> None:
+        self.what, self.more, self.at, self.do, self.count = what, more, at, do, count
 
     def __len__(self) -> int:
-        return COUNT
+        return self.count
 
     def __getitem__(self, n: int) -> Any:
         return KINDS[self.what](n + self.more)

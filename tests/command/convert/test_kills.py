@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent.parent
-EVERY = 23  # of the operations on files, one in so many is the last; 1 tries them all
+EVERY = 13  # of the changes of the folder, one in so many is the last; 1 tries them all
 
 SCRIPT = """
 import os, shutil, signal, sys
@@ -41,7 +41,7 @@ def killed_at(number, to):
     sys.addaudithook(hook)
     return convert(to)
 
-OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+OPERATIONS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
 def kills(to):
     assert forked(lambda: convert(to, to)) == 0
     kills = number = 0
@@ -76,4 +76,4 @@ def test_a_conversion_that_is_killed_anywhere_goes_on_to_the_same_bytes(tmp_path
     )
     assert done.returncode == 0, done.stderr
     kills = [int(number) for number in done.stdout.split()]
-    assert all(number >= 120 // EVERY for number in kills), kills
+    assert all(number > 3 for number in kills), kills
