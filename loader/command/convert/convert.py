@@ -21,7 +21,6 @@ from loader.command.convert.flow import converted_source
 from loader.command.convert.folder import alone
 from loader.command.convert.formats import Format, evenly
 from loader.command.convert.writing import Conversion
-from loader.command.convert.zarr_shards import bytes_of, zarr_shards
 from loader.records.digest import digest
 from loader.records.integers import checked_int
 from loader.records.words import bytes_in_words
@@ -110,14 +109,19 @@ def convert(
 
 def _format(source: Any, target: Target, kinds: Kinds) -> Format:
     """How the records are laid out in the folder."""
-    spec, records = record_spec(source), len(source)
+    records = len(source)
     if target.shards is not None and target.shards > records:
         raise ValueError(f"--shards {target.shards} is more than there are records: {records}")
-    fitting = None if target.to == "zarr" else fitting_parse(source, kinds)
-    record_bytes = bytes_of(spec) if fitting is None else fitting.record_bytes
-    some = -(-int(record_bytes * records) // _SHARD_BYTES)
-    count = target.shards or min(records, max(1, some))
-    if fitting is None:
-        return zarr_shards(target.folder, spec, records, count, kinds)
-    shards = evenly(records, count)
+
+    def count(record_bytes: float) -> int:
+        some = -(-int(record_bytes * records) // _SHARD_BYTES)
+        return target.shards or min(records, max(1, some))
+
+    if target.to == "zarr":
+        from loader.command.convert import zarr_shards as zarr  # only here: it takes time to import
+
+        spec = record_spec(source)
+        return zarr.zarr_shards(target.folder, spec, records, count(zarr.bytes_of(spec)), kinds)
+    fitting = fitting_parse(source, kinds)
+    shards = evenly(records, count(fitting.record_bytes))
     return ArrayRecordShards(target.folder, fitting.parse, fitting.table, shards)
