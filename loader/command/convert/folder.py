@@ -37,12 +37,9 @@ def begun(folder: Path, key: Mapping[str, str], shards: int) -> list[str | None]
 
     `key` says what the folder belongs to; `ValueError` if it belongs to something else.
     """
-    for path in folder.rglob(".*"):
-        if _DRAFT.fullmatch(path.name):
-            path.unlink()
     note = folder / _NOTE
     if not note.exists():
-        if any(folder.iterdir()):
+        if not all(_DRAFT.fullmatch(path.name) for path in folder.iterdir()):
             raise ValueError(
                 f"{folder} is not empty, and was not begun by this command: give another folder"
             )
@@ -66,6 +63,9 @@ def begun(folder: Path, key: Mapping[str, str], shards: int) -> list[str | None]
             f"{folder} was begun with another source, or in another way: {', '.join(differing)}; "
             "give another folder, or remove it to have it written anew"
         )
+    for path in folder.rglob(".*"):
+        if _DRAFT.fullmatch(path.name):
+            path.unlink()
     return done
 
 

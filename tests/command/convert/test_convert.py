@@ -273,6 +273,7 @@ def test_a_folder_of_something_else_is_refused(capsys: pytest.CaptureFixture[str
     shutil.rmtree("out")
     Path("out").mkdir()
     Path("out", "mine.txt").write_text("of somebody")
+    Path("out", f".mine.{'0' * 32}").write_text("being written")
     refused(own(), "out is not empty, and was not begun by this command", *how)
     Path("out", "convert.json").write_text("{}")
     refused(own(), "convert.json is not what this command has written there", *how)
