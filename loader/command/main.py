@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from etils import epath
 from rich.console import Console
@@ -27,6 +27,7 @@ from loader.command.config.kinds import KINDS
 from loader.command.config.problems import ConfigError, Problem, one_line
 from loader.command.config.sections import TASKS
 from loader.command.config.trust import imported, working_folder_importable
+from loader.command.convert.convert import Name, Target, convert
 from loader.command.launch.launch import add_parser as add_launch
 from loader.command.peek.peek import peek
 from loader.command.plan.plan import plan
@@ -138,6 +139,14 @@ def _tokenize(options: argparse.Namespace) -> Shown:
     return made.to_json(), made.show
 
 
+def _convert(options: argparse.Namespace) -> Shown:
+    target = Target(options.to, options.folder, options.shards, options.operators)
+    document = read_document(options.config, options.set)
+    workers = None if options.workers is None else Processes(options.workers)
+    made = convert(document, ALL_KINDS, target, options.trust, workers)
+    return made.to_json(), made.show
+
+
 def _state_show(options: argparse.Namespace) -> Shown:
     file = Path(options.file)
     if file.is_file() and is_stream_document(epath.Path(file)):
@@ -184,6 +193,19 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=Path, help="where to draw it")
 
 
+def _add_convert_options(parser: argparse.ArgumentParser) -> None:
+    words = "the folder for the shards: a new one, or one to go on with"
+    parser.add_argument("folder", metavar="FOLDER", help=words)
+    words = "the format: array_record for any records, zarr for arrays of one shape"
+    parser.add_argument("--to", choices=get_args(Name), required=True, help=words)
+    words = "how many shards of even size (as many as make about 128 MiB each)"
+    parser.add_argument("--shards", type=int, metavar="N", help=words)
+    words = "how many of the operators are applied before writing (all)"
+    parser.add_argument("--operators", type=int, metavar="N", help=words)
+    words = "how many processes make the records (none: this one does)"
+    parser.add_argument("--workers", type=int, metavar="N", help=words)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gristmill", description="A data loader for JAX training loops.")
     parser.add_argument("--version", action="version", version=f"gristmill {__version__}")
@@ -217,6 +239,8 @@ def _parser() -> argparse.ArgumentParser:
     tokenize_.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=words)
     words = "how many processes make them (none: this one does)"
     tokenize_.add_argument("--workers", type=int, metavar="N", help=words)
+    words = "write the records of any source once, into shards; print the [source] that reads them"
+    _add_convert_options(command("convert", _convert, words, "config"))
     states = commands.add_parser("state", help="look at a saved state, compare two")
     states = states.add_subparsers(required=True, metavar="show|diff")
     command("show", _state_show, "a state in words", "file", within=states)

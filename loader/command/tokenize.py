@@ -8,9 +8,6 @@ states of runs, stay the same.
 
 import copy
 import dataclasses
-import functools
-import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +16,14 @@ from rich.console import Console
 from rich.text import Text
 
 from loader.command.config.config import config_of
-from loader.command.config.kinds import Kinds
+from loader.command.config.kinds import Kinds, at_work
 from loader.command.config.toml import Document
 from loader.command.config.toml import Path as Place
+from loader.command.config.writing import section
 from loader.records.words import bytes_in_words
 from loader.records.work import Workers
 
 _SECTIONS = ("source", "held_out")
-_LONG_WORK = ("Packed", "Filtered")  # kinds that read all records, once
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +65,10 @@ def tokenize(
             table = table[key]
         table.pop("lengths_cache", None)  # the file of tokens keeps them
         table["tokens"] = str(file)
-    if workers is not None:
-        at_work = {name: functools.partial(kinds[name], workers=workers) for name in _LONG_WORK}
-        kinds = {**kinds, **at_work}
+    kinds = at_work(kinds, workers)
     config_of(Document(document.name, tree, document.lines), kinds, trusted)  # which writes them
     sections = dict.fromkeys(str(place[0]) for place in places)
-    text = "\n\n".join(part for name in sections for part in _tables(name, tree[name]))
+    text = "\n\n".join(section(name, tree[name]) for name in sections)
     return Tokenized(tuple(files.values()), text)
 
 
@@ -96,27 +90,3 @@ def _file_names(places: list[Place], folder: Path) -> dict[Place, Path]:
     if len(set(names.values())) < len(names):
         names = {place: "-".join(map(str, place)) for place in places}
     return {place: folder / f"{name}.bin" for place, name in names.items()}
-
-
-def _tables(name: str, value: Any) -> Iterator[str]:
-    """A section as TOML: a table, or several in the order in which they build on one another."""
-    for table in value if isinstance(value, list) else [value]:
-        header = f"[[{name}]]" if isinstance(value, list) else f"[{name}]"
-        yield "\n".join([header, *(f"{_key(key)} = {_toml(item)}" for key, item in table.items())])
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML, in one line."""
-    if isinstance(value, dict):
-        return (
-            "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
-        )
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str | bool):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
-
-
-def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)

@@ -72,7 +72,7 @@ def read_document(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> 
 def config_of(document: Document, kinds: Kinds, trusted: Iterable[str] = ()) -> Config:
     """The configuration that a document describes."""
     reader = Reader(document, kinds, trusted)
-    _refuse_sections(reader)
+    refuse_sections(reader)
     tree = reader.document.tree
     mesh = read_mesh(reader)
     sharder = read_sharder(reader, mesh)
@@ -88,7 +88,7 @@ def config_of(document: Document, kinds: Kinds, trusted: Iterable[str] = ()) -> 
     return Config(reader.document, loader, held_out, settings, mesh, train, parts)
 
 
-def _refuse_sections(reader: Reader) -> None:
+def refuse_sections(reader: Reader) -> None:
     """Note the sections that there are not, or that have no effect."""
     tree, keys = reader.document.tree, [field.name for field in dataclasses.fields(LoaderSettings)]
     for section in [name for name in tree if name not in _SECTIONS]:

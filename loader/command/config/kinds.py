@@ -4,6 +4,7 @@ Mostly the classes themselves. Where a file cannot say an argument as the class 
 arrays, the lengths of records), a function stands in for the class.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import loader.sources as sources
 from loader.batchers import DefaultBatcher, PadBatcher
 from loader.order.block_shuffle import BlockShuffle
 from loader.order.orders import Sequential, Shuffle
+from loader.records.work import Workers
 from loader.runtime.bad_records import Mask
 from loader.runtime.workers.processes import Processes
 from loader.runtime.workers.ray_kind import Ray
@@ -154,3 +156,13 @@ KINDS: Kinds = {
     **{name: getattr(sources, name) for name in _AS_THEY_ARE},
     **{kind.__name__: kind for kind in _CLASSES},
 }
+
+_LONG_WORK = ("Packed", "Filtered")  # kinds that read all records, once
+
+
+def at_work(kinds: Kinds, workers: Workers | None) -> Kinds:
+    """The kinds, with these workers for the long work of those that have some."""
+    if workers is None:
+        return kinds
+    given = {name: functools.partial(kinds[name], workers=workers) for name in _LONG_WORK}
+    return {**kinds, **given}

@@ -37,13 +37,23 @@ class Block(NamedTuple):
 class Part:
     """Part `number` of `count` of a pass over some records, whose result will be at `path`.
 
-    `key` says which data it is. Blocks of other data are not used.
+    `key` says which data it is. Blocks of other data are not used. `records` are its own, where
+    they are not divided evenly.
     """
 
-    def __init__(self, path: Path, key: str, length: int, number: int = 0, count: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        key: str,
+        length: int,
+        number: int = 0,
+        count: int = 1,
+        records: range | None = None,
+    ) -> None:
         self.name, self._key = f"part {number} of {count}", key
         self.arguments = f"part=({number}, {count})"
-        self.records = range(length * number // count, length * (number + 1) // count)
+        evenly = range(length * number // count, length * (number + 1) // count)
+        self.records = evenly if records is None else records
         self._folder = _folder(path) / f"{number}-of-{count}"
 
     def keep(self, first: int, stop: int, arrays: Sequence[np.ndarray]) -> Block:

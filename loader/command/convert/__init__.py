@@ -1,0 +1,1 @@
+"""`gristmill convert`: the records of any source, written once. `convert.py` is the way."""
