@@ -21,12 +21,19 @@ ImageSize = int | Sequence[int]  # height and width, if they differ
 def image_spec(spec: Spec, name: str) -> LeafSpec:
     """The spec of a leaf that must be an image."""
     leaf = get(spec, name)
-    if len(leaf.shape) != 3:
-        raise ValueError(
-            f"leaf {name!r} is {leaf.dtype}{list(leaf.shape)} where an image (height, width, "
-            "channels) is needed: decode it first, or add an axis for the channels"
-        )
+    if fault := not_an_image(name, leaf):
+        raise ValueError(fault)
     return leaf
+
+
+def not_an_image(name: str, leaf: LeafSpec | np.ndarray) -> str | None:
+    """What to say of a record's leaf that is not an image."""
+    if len(leaf.shape) == 3:
+        return None
+    return (
+        f"leaf {name!r} is {leaf.dtype}{list(leaf.shape)} where an image (height, width, channels) "
+        "is needed: decode it first, or add an axis for the channels"
+    )
 
 
 def sized_spec(name: str, leaf: LeafSpec, size: Sequence[int]) -> LeafSpec:
@@ -51,7 +58,7 @@ def two_sizes(size: ImageSize) -> tuple[int, int]:
     """A height and a width from what the user gave."""
     pair: Any = (size, size) if hasattr(size, "__index__") else size
     try:
-        height, width = (operator.index(number) for number in pair)
+        height, width = (0 if number is True else operator.index(number) for number in pair)
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:

@@ -19,7 +19,8 @@ from operators.images.sampling import (
     OfLeaves,
     by_leaf,
     methods_of,
-    sample_row,
+    refuse_unlike,
+    sample_into,
     sampled_spec,
     skipping,
 )
@@ -45,9 +46,9 @@ class _ResizedCrop:
             leaf = get(rows, name)
             cut = empty_rows((len(leaf), *self.size, leaf[0].shape[-1]), leaf[0].dtype)
             for row, (image, into, region) in enumerate(zip(leaf, cut, regions, strict=True)):
+                refuse_unlike(row, name, into, image, "resized")
                 top, left, height, width = region
-                part = image[top : top + height, left : left + width]
-                sample_row(row, name, into, part, method)
+                sample_into(into, image[top : top + height, left : left + width], method)
             rows = put(rows, name, cut)
         return rows
 

@@ -17,7 +17,7 @@ from loader.records.errors import RowError
 from loader.records.optional import optional
 from loader.records.spec import LeafSpec, Spec
 from loader.transforms.numpy_or_jax import namespace, rounded
-from operators.images.image_spec import image_spec, sized_spec
+from operators.images.image_spec import image_spec, not_an_image, sized_spec
 from operators.leaves import put
 
 Method = Literal["linear", "area", "cubic", "nearest"]
@@ -93,6 +93,8 @@ def skipping(
 
 def refuse_unlike(row: int, name: str, into: np.ndarray, image: np.ndarray, done: str) -> None:
     """Raise `RowError` for a row that is not like the memory for it, or has no pixels."""
+    if fault := not_an_image(name, image):
+        raise RowError(row, fault)
     if image.shape[2:] != into.shape[2:] or image.dtype != into.dtype:
         raise RowError(
             row,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pickle
 import struct
 import subprocess
@@ -29,6 +30,7 @@ from loader import (
     MeshSharder,
     OperatorModule,
     PadBatcher,
+    Processes,
     RowError,
     Shuffle,
     StructuralConfig,
@@ -374,6 +376,34 @@ def test_what_comes_out_is_known_without_reading(name: str):
     assert jax.tree.map(str, spec_of(batch)) == jax.tree.map(str, spec)
 
 
+class Digests:
+    """A digest of all that such pipelines make, each record by the pipeline of its number."""
+
+    def __init__(self, pipelines: list[Any]) -> None:
+        self.pipelines = pipelines
+
+    def map(self, record: dict[str, Any]) -> dict[str, Any]:
+        pipeline = self.pipelines[record["number"]]
+        made = [pipeline.batch(step) for step in range(3)]
+        return {"digest": content_key(made), "process": np.int64(os.getpid())}
+
+
+def test_operators_give_the_same_rows_in_a_worker_process():
+    names = {**HOST, **HOST_ONLY}
+    pipelines = [loader_of(make()).pipeline for make in names.values()]
+    here = [content_key([pipeline.batch(n) for n in range(3)]) for pipeline in pipelines]
+    numbers = {"number": np.arange(len(names))}
+    digests = [Digests(pipelines)]  # one process for all of them: it takes seconds to start
+    with DataLoader(
+        numbers, batch_size=len(names), operators=digests, workers=Processes(1)
+    ) as loader:
+        (batch,) = loader.host_batches()
+    assert os.getpid() not in batch["process"]
+    there = dict(zip(names, batch["digest"].tolist(), strict=True))
+    assert there == dict(zip(names, here, strict=True))
+    assert len(set(here)) == len(names) - 3  # three do what another one does
+
+
 def on_both_sides(operator: Any) -> bool:
     return isinstance(operator, OperatorModule) and "device" in sides(operator.transform)
 
@@ -517,6 +547,11 @@ def test_all_device_operators_are_compiled_once():
     loader.seek(0)
     next(loader)
     assert len(compiled) == before
+
+
+def test_what_device_operators_give_is_known_without_reading():
+    spec = loader_of(all_on_device(), source=Records(readable=False)).batch_spec()
+    assert jax.tree.map(str, spec_of(next(loader_of(all_on_device())))) == jax.tree.map(str, spec)
 
 
 def test_padding_stays_zero_after_device_operators():
@@ -905,6 +940,7 @@ def test_bad_arguments_are_refused():
         (lambda: MixUp(num_classes=3, alpha=0), "alpha must be greater than 0"),
         (lambda: MixUp(num_classes=0), "num_classes must be a positive int"),
         (lambda: CenterCrop("x", (1, 2, 3)), "size must be a positive int or"),
+        (lambda: Resize("x", True), "size must be a positive int or .* got True"),
         (lambda: RandomCrop("x", 3, padding=-1), "padding must be"),
         (lambda: RandomFlip("x", direction="up"), "direction must be one of"),  # pyright: ignore[reportArgumentType]
         (lambda: RandomFlip("x", probability=2), r"probability must lie in \[0, 1\]"),

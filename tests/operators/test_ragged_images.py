@@ -204,6 +204,14 @@ def test_an_image_of_another_kind_is_named_whatever_the_batch(name: str, few: bo
 
 
 @pytest.mark.parametrize("name", ONE_SIZE)
+def test_images_without_an_axis_for_channels_are_refused_with_the_remedy(name: str):
+    grey = [{"image": np.full((8, 9), n, np.uint8)} for n in range(3)]  # whose spec nobody asks for
+    loader = DataLoader(grey, batch_size=3, operators=[ONE_SIZE[name]()])
+    with pytest.raises(ValueError, match=r"'image' is uint8\[8, 9\] where an .* add an axis for"):
+        next(loader.host_batches())
+
+
+@pytest.mark.parametrize("name", ONE_SIZE)
 def test_images_whose_channels_are_not_known_are_refused_before_they_get_one_size(name: str):
     spec = {"image": leaf_spec((None, None, None), np.dtype(np.uint8))}
     with pytest.raises(ValueError, match=f"{name}: leaf 'image' has another number of channels"):

@@ -1,6 +1,7 @@
 """Torchvision: transforms as they are, their draws a function of the row's position."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ pytest.importorskip("torchvision")
 torch: Any = pytest.importorskip("torch")
 v2: Any = pytest.importorskip("torchvision.transforms.v2")
 
-from loader import DataLoader, Shuffle, Threads  # noqa: E402
+from loader import DataLoader, On, Shuffle, Threads  # noqa: E402
 from loader.testing import assert_covers_each_record_once, assert_resumes_exactly  # noqa: E402
 from operators import Torchvision  # noqa: E402
 
@@ -50,13 +51,15 @@ def rows_of(transform: Any, **settings: Any) -> dict[str, np.ndarray]:
     return {k: np.concatenate([b[k][b["valid_mask"]] for b in batches]) for k in RECORDS}
 
 
-def test_a_row_is_the_same_in_any_batch_and_thread():
+def test_a_row_is_the_same_in_any_batch_thread_and_process():
     assert_resumes_exactly(lambda: loader_of(random_transform()))
     assert_covers_each_record_once(loader_of(random_transform()), "id")
     expected = rows_of(random_transform())
     assert expected["image"].shape == (2 * COUNT, 8, 6, 3)
-    rows = rows_of(random_transform(), batch_size=7, workers=Threads(3))
-    np.testing.assert_array_equal(rows["image"], expected["image"])
+    with ThreadPoolExecutor(1) as pool:  # what is sent there is pickled
+        for workers in (Threads(3), On(pool)):
+            rows = rows_of(random_transform(), batch_size=7, workers=workers)
+            np.testing.assert_array_equal(rows["image"], expected["image"])
     again = [expected["image"][expected["id"] == record] for record in range(COUNT)]
     assert sum(np.array_equal(*pair) for pair in again) < 3  # another one in each epoch
 
