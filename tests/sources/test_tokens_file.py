@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import DataLoader, Mapped, Packed, Shuffle, Threads, index_lengths
+from loader import DataLoader, DiskCache, Mapped, Packed, Shuffle, Threads, index_lengths
+from loader.records.errors import StorageError
 from loader.sources.packing import read_cost
 from loader.sources.recent_records import RecentRecords
 from loader.testing import assert_same_batch
 from operators import ByteTokenizer, Map, Tokenize
 from tests.data import unlike_records
+from tests.object_stores.fake_store import FakeStore
+from tests.object_stores.fixtures import BUCKET
 
 TEXTS = [f"{n} " + "wörd " * (n * 37 % 90) for n in range(50)] + ["", "the last"]
 
@@ -170,9 +173,39 @@ def test_tokens_are_made_once(tmp_path: Path):
     assert path.stat().st_mtime_ns > written[0]
 
 
-def test_tokens_of_another_tokenizer_or_of_other_data_are_refused(tmp_path: Path):
+def test_a_copy_in_a_store_is_read_by_what_a_batch_needs_or_through_a_cache(
+    store: FakeStore, tmp_path: Path
+):
+    index_lengths(tokenised(Texts()), tokens=tmp_path / "tokens.bin")
+    address, content = f"gs://{BUCKET}/tokens.bin", (tmp_path / "tokens.bin").read_bytes()
+    store.put(BUCKET, "tokens.bin", content)
+    texts = Texts()
+    expected = batches(packed(tokenised(texts)))
+    texts.reads[:] = 0
+    source = packed(tokenised(texts), tokens=address)
+    assert_same(batches(source), expected)
+    assert_same(batches(pickle.loads(pickle.dumps(source))), expected)
+    assert texts.reads[1:].sum() == 0
+    cache = DiskCache(tmp_path / "cache", "1MB")
+    for place in (address, str(tmp_path / "tokens.bin")):
+        source = packed(tokenised(texts), tokens=place, cache=cache)
+        with store.logged() as log:
+            assert_same(batches(source), expected)
+        wanted = ["tokens.bin"] if place == address else []
+        assert log.of("read").keys == wanted
+        assert log.bytes == len(content) * len(wanted)
+    assert len([*tmp_path.glob("cache/pieces/*/*")]) == 2
+    source = packed(tokenised(texts), tokens=address)
+    store.put(BUCKET, "tokens.bin", content[::-1])
+    with pytest.raises(StorageError, match=r"tokens\.bin was replaced since the source was made"):
+        source[0]
+
+
+def test_tokens_of_another_tokenizer_or_of_other_data_are_refused(store: FakeStore, tmp_path: Path):
     path = tmp_path / "tokens.bin"
     lengths = index_lengths(tokenised(Texts()), tokens=path)
+    store.put(BUCKET, "tokens.bin", path.read_bytes())
+    store.put(BUCKET, "damaged.bin", path.read_bytes()[:-1])
     others = tokenised(Texts(["x" + text[1:] for text in TEXTS[:-2]] + ["", "The last"]))
     for source in (tokenised(Texts(), bos=True), others):
         with pytest.raises(ValueError, match=r"other data, or of another tokenizer .*anew"):
@@ -181,6 +214,15 @@ def test_tokens_of_another_tokenizer_or_of_other_data_are_refused(tmp_path: Path
         Packed(tokenised(Texts()), lengths[::-1], 64, long="split", tokens=path)
     with pytest.raises(ValueError, match=r"there is no file of tokens .*other\.bin: index_lengths"):
         Packed(tokenised(Texts()), lengths, 64, long="split", tokens=tmp_path / "other.bin")
+    far = f"gs://{BUCKET}"
+    with pytest.raises(ValueError, match=r"gs://.* of other data, .* a copy of the file that"):
+        index_lengths(others, tokens=f"{far}/tokens.bin")
+    with pytest.raises(ValueError, match=r"damaged\.bin is not a whole file of tokens"):
+        Packed(tokenised(Texts()), lengths, 64, long="split", tokens=f"{far}/damaged.bin")
+    with pytest.raises(ValueError, match=r"tokens are made on this machine, and gs://.* copy it"):
+        index_lengths(others, tokens=f"{far}/tokens.bin", refresh=True)
+    with pytest.raises(ValueError, match=r"cache= is for a file of tokens, and tokens is None"):
+        Packed(tokenised(Texts()), lengths, 64, long="split", cache=DiskCache(tmp_path, 1))
     with pytest.raises(ValueError, match="a file of tokens holds one leaf"):
         Packed(others, lengths, 64, leaf=["tokens", "mask"], long="split", tokens=path)
     longer = index_lengths(tokenised(Texts(), bos=True), tokens=path)  # made anew

@@ -59,6 +59,7 @@ def _packed(
     pad_value: int = 0,
     lengths_cache: str | None = None,
     tokens: str | None = None,
+    cache: Any = None,
     cache_bytes: int = 2**28,
     workers: Any = None,
 ) -> Packed:
@@ -76,7 +77,8 @@ def _packed(
     lengths = index_lengths(source, first, cache=lengths_cache, tokens=tokens, workers=workers)
     how: dict[str, Any] = {"leaf": leaf, "mode": mode, "fit": fit, "long": long}
     how |= {"most_segments": most_segments, "positions": positions, "pad_value": pad_value}
-    return Packed(source, lengths, row_length, seed, tokens=tokens, cache_bytes=cache_bytes, **how)
+    how |= {"tokens": tokens, "cache": cache, "cache_bytes": cache_bytes}
+    return Packed(source, lengths, row_length, seed, **how)
 
 
 def _refuse_suffix(key: str, path: str | None, suffix: str) -> None:

@@ -23,11 +23,14 @@ def ends_looked_at(files: StoredFiles, wanted: list[int], look: Callable[[str], 
 
     Where it raises `ValueError`, it is tried again with a longer end.
     """
+    # A cache would fetch small files whole. That is of use later only if it has room for them all.
+    fits = files.cache is not None and files.sizes.sum() <= files.cache.size
+    read = files.read if fits else files.read_directly
     seen: list[Any] = []
     for begin in range(0, len(wanted), _FILES_AT_ONCE):
         some = np.array(wanted[begin : begin + _FILES_AT_ONCE])
         sizes = files.sizes[some]
-        ends = files.read(some, np.maximum(0, sizes - _END_BYTES), sizes)
+        ends = read(some, np.maximum(0, sizes - _END_BYTES), sizes)
         for file, end in zip(some.tolist(), ends, strict=True):
             seen.append(_looked_at(files, file, end, look))
     return seen
@@ -42,7 +45,7 @@ def _looked_at(files: StoredFiles, file: int, end: Any, look: Callable[[str], An
             if len(end) >= size:
                 raise
         begin = max(0, size - _GROWTH * max(len(end), 1))
-        (end,) = files.read(np.array([file]), np.array([begin]), np.array([size]))
+        (end,) = files.read_directly(np.array([file]), np.array([begin]), np.array([size]))
 
 
 def _with_end(name: str, size: int, end: Any, look: Callable[[str], Any]) -> Any:

@@ -36,6 +36,7 @@ from loader.sources.packing.tokens_file import (
     refuse_to_replace,
     write_tokens,
 )
+from loader.sources.storage.stores import is_address, shown
 
 _RECORDS_CHECKED = 64
 
@@ -59,7 +60,7 @@ def index_lengths(
     some hundred records, read again; where a change may have escaped that, give `refresh=True`.
     With `tokens="tokens.bin"` the leaf of every record is kept too, in that one file, whole or not
     at all: give the same to `Packed`, which then need not make the tokens again. It is used again
-    as `cache` is, which it replaces.
+    as `cache` is, which it replaces. A copy of it in a store is only read.
 
     A call that was killed goes on: what it had found is in the folder `lengths.npy.parts`, block by
     block, until the file is written. With `part=(3, 64)` only the records of that part, counted
@@ -81,9 +82,23 @@ def index_lengths(
         blocks = found_blocks(source, leaf, lengths_of, range(len(source)), workers, progress)
         with contextlib.closing(blocks):
             return _in_one(array for *_, arrays in blocks for array in arrays)
+    if tokens is not None and is_address(os.fspath(tokens)):
+        return _of_stored(os.fspath(tokens), data_key(source, leaf), part, refresh=refresh)
     path = Path(cache or tokens or "")
     index = _Index(path, source, leaf, tokens is not None, workers, progress)
     return index.lengths(part, refresh=refresh)
+
+
+def _of_stored(tokens: str, key: str, part: Any, *, refresh: bool) -> Ints:
+    """The lengths that a file of tokens in a store holds. Nothing is written there."""
+    if part is not None or refresh:
+        raise ValueError(
+            f"tokens are made on this machine, and {shown(tokens)} is in a store: give the path of "
+            "a file here, and copy it there when it is whole"
+        )
+    file = TokensFile(tokens)
+    file.refuse_others(key, file.lengths)
+    return file.lengths
 
 
 @dataclasses.dataclass(frozen=True)

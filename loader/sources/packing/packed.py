@@ -65,7 +65,8 @@ class Packed(Source):
     A row needs whole records, also where it holds a piece of one. So the records read last are
     kept, up to `cache_bytes`. Where tokens are made as records are read, let `index_lengths(source,
     tokens="tokens.bin")` keep them, and give `tokens="tokens.bin"` here too: rows are then filled
-    from that file, and the source is asked only what it is. Neither changes a row.
+    from that file, and the source is asked only what it is. A copy of it may be in a store, and
+    `cache` keeps pieces of it on local disk. None of this changes a row.
     """
 
     owned_rows = True
@@ -86,8 +87,13 @@ class Packed(Source):
         positions: Positions = "row",
         pad_value: Any = 0,
         tokens: str | os.PathLike[str] | None = None,
+        cache: Any = None,
         cache_bytes: int = 2**28,
     ) -> None:
+        if cache is not None and tokens is None:
+            raise ValueError(
+                "cache= is for a file of tokens, and tokens is None: give the cache to the source"
+            )
         self._source = as_source(source)
         refuse_varying(self._source)
         self.thread_safe = thread_safety(self._source) and "in turns"
@@ -106,7 +112,7 @@ class Packed(Source):
         self._recent = RecentRecords(cache_bytes)
         num_bytes = _TOKEN_BYTES * len(self._leaves) * int(self._lengths.sum(dtype=np.int64))
         self._cost = ReadCost(kept=num_bytes <= cache_bytes)
-        self._tokens = None if tokens is None else self._opened(tokens)
+        self._tokens = None if tokens is None else self._opened(tokens, cache)
         if knows_spec(self._source):  # only then is it known without reading
             self.record_spec = self._record_spec
             for name in self._leaves:
@@ -123,13 +129,13 @@ class Packed(Source):
         self._cost.given += len(indices) * self._plan.row_length
         return fill_rows(self._plan, indices, self._read, self._pad_value, self._positions)
 
-    def _opened(self, path: str | os.PathLike[str]) -> TokensFile:
+    def _opened(self, path: str | os.PathLike[str], cache: Any) -> TokensFile:
         if len(self._leaves) > 1:
             raise ValueError(
                 f"a file of tokens holds one leaf, and {[*self._leaves]} are to be packed: leave "
                 "out tokens, or pack one leaf"
             )
-        file = TokensFile(path)
+        file = TokensFile(path, cache=cache)
         for leaf in self._leaves:
             file.refuse_others(data_key(self._source, leaf), self._lengths)
         return file
@@ -188,9 +194,10 @@ class Packed(Source):
         return {**inner, **own}
 
     def stored_pieces(self, indices: Int64s) -> StoredPieces:
+        records = np.unique(self._plan.pieces(indices).record)
         if self._tokens is not None:
-            return []  # that file is on this machine
-        return stored_pieces(self._source, np.unique(self._plan.pieces(indices).record))
+            return self._tokens.stored_pieces(records)
+        return stored_pieces(self._source, records)
 
     def record_numbers(self, indices: Int64s) -> dict[str, Any]:
         raise ValueError(

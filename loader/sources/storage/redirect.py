@@ -7,8 +7,10 @@ they are.
 import os
 from typing import Any
 
+from loader.sources.storage.stores import timeout_s
+
 _GCS = "https://storage.googleapis.com"
-_SILENCE_S = "5"
+_SILENCE_S = 5  # and no more than a third of the time there is, which leaves two more attempts
 
 
 def _is_on(name: str) -> bool:
@@ -28,7 +30,8 @@ def redirect_tensorstore() -> None:
     It asks again itself then. Without this, one request without an answer holds up all later ones
     for the same bytes.
     """
-    _follow("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", _SILENCE_S)
+    silence_s = max(1, min(_SILENCE_S, int(timeout_s() / 3)))
+    _follow("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(silence_s))
     _follow("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
     if address := os.environ.get("GOOGLE_BASE_URL", ""):
         _follow("TENSORSTORE_GCS_HTTP_URL", address)

@@ -9,7 +9,7 @@ from loader.records.errors import StorageError
 from loader.sources.storage.redirect import redirect_tensorstore, s3_settings
 from loader.sources.storage.stores import is_address, timeout_s
 
-_DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr", "attributes.json": "n5"}
+DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr", "attributes.json": "n5"}
 
 
 def is_spec(node: Any) -> bool:
@@ -34,6 +34,11 @@ def open_store(given: Any, context: ts.Context | None) -> tuple[str, ts.TensorSt
     """The open array, its domain beginning at 0, and the name that messages give it."""
     redirect_tensorstore()
     name, spec = _spec(given, context)
+    return name, opened(spec, name, context)
+
+
+def opened(spec: Any, name: str, context: ts.Context | None) -> ts.TensorStore:
+    """The open array of a TensorStore spec, its domain beginning at 0."""
     try:
         store = answered(ts.open(spec, read=True, open=True, context=context), name)
     except StorageError:
@@ -50,7 +55,7 @@ def open_store(given: Any, context: ts.Context | None) -> tuple[str, ts.TensorSt
         ) from error
     if any(store.domain.origin):
         store = store[ts.d[:].translate_to[0]]
-    return name, store
+    return store
 
 
 def reason(error: BaseException | None) -> str:
@@ -92,8 +97,8 @@ def _where(kvstore: Any) -> Any:
     """The place, with what obstore's environment variables say of `s3://`."""
     if isinstance(kvstore, str) and kvstore.startswith("az://"):
         raise ValueError(
-            f"{kvstore!r}: TensorStore reads gs://, s3://, http(s):// and local files: copy the "
-            "array to one of these"
+            f"{kvstore!r}: TensorStore itself reads gs://, s3://, http(s):// and local files: give "
+            "the array by its address alone"
         )
     if isinstance(kvstore, str) and kvstore.startswith("s3://"):
         bucket, _, path = kvstore.removeprefix("s3://").partition("/")
@@ -106,15 +111,19 @@ def _where(kvstore: Any) -> Any:
 def _driver(name: str, kvstore: Any, context: ts.Context | None) -> str:
     try:
         files = answered(ts.KvStore.open(kvstore, context=context), name)
-        for file, driver in _DRIVERS.items():
+        for file, driver in DRIVERS.items():
             if answered(files.read(file), name).state == "value":
                 return driver
     except StorageError:
         raise
     except ValueError as error:
         raise ValueError(f"cannot read {name}: {reason(error)}") from error
-    raise FileNotFoundError(
-        f"there is no array in {name}: it holds none of {', '.join(_DRIVERS)}. Name the folder of "
+    raise no_array(name)
+
+
+def no_array(name: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"there is no array in {name}: it holds none of {', '.join(DRIVERS)}. Name the folder of "
         "one array (of a zarr group, a folder inside it), or give a spec such as "
         "{'driver': 'zarr3', 'kvstore': ...}"
     )

@@ -14,7 +14,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,8 +27,16 @@ from loader.records.memory import take_rows
 from loader.records.spec import Spec, named_leaves
 from loader.sources.reading import sampled_fingerprint
 from loader.sources.source import Source
+from loader.sources.storage.stored_files import StoredFiles, StoredPieces
 from loader.sources.tensorstore.open_store import absolute, answered, is_spec, open_store, reason
 from loader.sources.tensorstore.slabs import Slabs, slots_within
+from loader.sources.tensorstore.stored_array import (
+    Chunks,
+    StoredArray,
+    is_stored,
+    stored_arrays,
+)
+from loader.sources.tensorstore.stored_slabs import Slab, StoredSlabs
 
 # Whole slabs are read for at most so many times the rows asked for.
 _SPARSE = 16
@@ -43,11 +51,12 @@ _OF_STORAGE = {
 class TensorStoreSource(Source):
     """Row i of one array, or of each array of a tree of them, is record i.
 
-    An array is a path, a URL (`file://`, `gs://`, `s3://`, `http://`, `memory://`) or a TensorStore
-    spec with a "driver"; for a path or URL the driver is found from the metadata there.
+    An array is a path, a URL (`file://`, `gs://`, `s3://`, `az://`, `http://`, `memory://`) or a
+    TensorStore spec with a "driver"; for a path or URL the driver is found from the metadata there.
     `cache_bytes` should hold the window of a `BlockShuffle`. Where a single slab is larger than
-    that, or holds one record only, TensorStore reads just the rows, and nothing is kept. `context`
-    is shared with other users of TensorStore: arrays in `memory://` exist in theirs alone.
+    that, or holds one record only, TensorStore reads just the rows, and nothing is kept. `cache`
+    keeps chunks on local disk. `context` is shared with other users of TensorStore: arrays in
+    `memory://` exist in theirs alone, and arrays in stores are then read by TensorStore itself.
 
     A chunk that was never written is read as the fill value, as everywhere in TensorStore; the
     option "fill_missing_data_reads": False of a spec makes it an error.
@@ -63,6 +72,7 @@ class TensorStoreSource(Source):
         reads_in_flight: int = 16,
         cache_bytes: int = 256 * 2**20,
         context: ts.Context | None = None,
+        cache: Any = None,
     ) -> None:
         for option, value in (("reads_in_flight", reads_in_flight), ("cache_bytes", cache_bytes)):
             checked_int(option, value, least=1)
@@ -73,17 +83,25 @@ class TensorStoreSource(Source):
             "cache_bytes": cache_bytes,
             "context": context,
         }
-        self._reads_in_flight = reads_in_flight
-        given, self._tree = jax.tree.flatten(arrays, is_leaf=is_spec)
+        given, _ = jax.tree.flatten(arrays, is_leaf=is_spec)
         if not given:
             raise ValueError("TensorStoreSource needs at least one array, got an empty tree")
-        opened = [open_store(item, context) for item in given]
+        stored = [is_stored(item, cache, context) for item in given]
+        self._open(*stored_arrays(given, stored, cache))
+
+    def _open(self, files: StoredFiles | None, arrays: Sequence[StoredArray | None]) -> None:
+        given, self._tree = jax.tree.flatten(self._given["arrays"], is_leaf=is_spec)
+        self._stored = StoredSlabs(files, arrays)
+        opened = [
+            open_store(item, self._given["context"]) if array is None else array.opened
+            for item, array in zip(given, arrays, strict=True)
+        ]
         self.paths = [path for path, _ in opened]
         self._stores = [store for _, store in opened]
         places = jax.tree.unflatten(self._tree, range(len(given)))
         self._leaf_names = [name for name, _ in named_leaves(places)]
         self._length = self._common_length()
-        self._slots = slots_within(cache_bytes, self._stores)
+        self._slots = slots_within(self.cache_bytes, self._stores)
         self._slabs = self._empty_slabs()
         self._reading = threading.Lock()
 
@@ -168,7 +186,18 @@ class TensorStoreSource(Source):
         return [take_rows(np.concatenate(leaf), back) for leaf in zip(*halves, strict=True)]
 
     def _fill(self, needed: dict[int, list[int]]) -> None:
-        """Read those slabs that are not there, some ahead of the one that is waited for."""
+        """Read those slabs that are not there."""
+        missing = [
+            (leaf, slab)
+            for leaf, numbers in needed.items()
+            for slab in self._slabs[leaf].missing(numbers)
+        ]
+        for part in self._stored.parts(missing):
+            with self._stored.loaded(part):
+                self._read_slabs(part)
+
+    def _read_slabs(self, slabs: list[Slab]) -> None:
+        """Read slabs, some ahead of the one that is waited for."""
         ahead: deque[tuple[int, int, Any]] = deque()
 
         def wait_for_one() -> None:
@@ -176,19 +205,34 @@ class TensorStoreSource(Source):
             with self._naming(leaf, self._slabs[leaf].rows_of(slab)):
                 answered(read, self.paths[leaf])
 
-        for leaf, numbers in needed.items():
-            slabs = self._slabs[leaf]
-            for slab in slabs.missing(numbers):
-                if len(ahead) == self._reads_in_flight:
-                    wait_for_one()
-                ahead.append((leaf, slab, slabs.begin_to_read(slab)))
+        for leaf, slab in slabs:
+            if len(ahead) == self._given["reads_in_flight"]:
+                wait_for_one()
+            ahead.append((leaf, slab, self._slabs[leaf].begin_to_read(slab)))
         while ahead:
             wait_for_one()
 
     def _read_rows(self, leaf: int, indices: Int64s) -> np.ndarray:
         """Just these rows, past the slabs."""
-        with self._naming(leaf, indices):
-            return answered(self._stores[leaf][indices].read(), self.paths[leaf])
+        store = self._stores[leaf]
+        if self._stored.arrays[leaf] is None:
+            with self._naming(leaf, indices):
+                return answered(store[indices].read(), self.paths[leaf])
+        rows = np.empty((len(indices), *store.shape[1:]), store.dtype.numpy_dtype)
+        slab_of = indices // self._slabs[leaf].deep
+        for part in self._stored.parts([(leaf, slab) for slab in np.unique(slab_of).tolist()]):
+            places = np.flatnonzero(np.isin(slab_of, [slab for _, slab in part]))
+            with self._stored.loaded(part), self._naming(leaf, indices[places]):
+                rows[places] = store[indices[places]].read().result()
+        return rows
+
+    def stored_pieces(self, indices: Int64s) -> StoredPieces:
+        slabs = [
+            (leaf, slab)
+            for leaf, slabs in enumerate(self._slabs)
+            for slab in slabs.holding(indices)
+        ]
+        return self._stored.pieces(slabs)
 
     @contextlib.contextmanager
     def _naming(self, leaf: int, rows: Iterable[int]) -> Iterator[None]:
@@ -224,11 +268,14 @@ class TensorStoreSource(Source):
         return f"row {record} of {', '.join(self.paths)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: what was given, to be opened again."""
-        return self._given
+        """For pickle: what was given, to be opened again, and where stored chunks are."""
+        chunks = [None if array is None else array.chunks for array in self._stored.arrays]
+        return {"given": self._given, "files": self._stored.files, "chunks": chunks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        self._given = state["given"]
+        chunks: list[Chunks | None] = state["chunks"]
+        self._open(state["files"], [None if one is None else StoredArray(one) for one in chunks])
 
     def __repr__(self) -> str:
         return f"TensorStoreSource({', '.join(self.paths)}: {self._length} records)"

@@ -137,6 +137,23 @@ def test_array_records_are_counted_by_as_much_of_the_end_as_it_takes(
         FILES["records"][1](f"gs://{BUCKET}/records")
 
 
+@pytest.mark.parametrize(("room", "counting"), [(2, 5), (5, 0)])  # of five files
+def test_array_records_are_counted_once_and_fetched_once_through_a_cache(
+    room: int, counting: int, store: FakeStore, tmp_path: Path
+):
+    put("records", store)
+    largest = max(len(stored.content) for stored in store.buckets[BUCKET].values())
+    cache = DiskCache(tmp_path / "cache", room * largest)
+    expected = write("records", tmp_path).gather(np.arange(COUNT))["id"].tolist()
+    source = FILES["records"][1](f"s3://{BUCKET}/records", cache=cache)
+    with DataLoader(source, batch_size=3, remainder="carry") as ours:
+        numbers = [n for batch in ours.host_batches() for n in batch["id"].tolist()]
+    assert numbers[:COUNT] == expected
+    assert len(store.log.of("read")) == counting + 5
+    FILES["records"][1](f"s3://{BUCKET}/records", cache=cache)  # which is counted already
+    assert len(store.log.of("read")) == counting + 5
+
+
 def test_array_records_of_other_stores_need_a_cache(store: FakeStore):
     put("records", store)
     with pytest.raises(ValueError, match=r"s3://.*; for other stores give cache=DiskCache\("):

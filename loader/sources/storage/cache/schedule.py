@@ -242,7 +242,7 @@ class Schedule:
         self._under_way.discard(piece)
         self.used -= self._sizes[piece]
         for name, stream in self._streams.items():
-            use = stream.next_use(piece, stream.read)
+            use = stream.next_unread(piece)
             if use is not None and use < stream.front:  # it was to be read there
                 stream.front = use
                 self._given_out[name].clear()

@@ -83,11 +83,16 @@ class Stream:
             use = uses[-1] if uses is not None and uses[-1] >= at else None
         return use
 
+    def next_unread(self, piece: int) -> int | None:
+        """The first known step that needs the piece and is not read."""
+        uses = self._uses.get(piece, [])
+        left = range(bisect_left(uses, self.read), len(uses))
+        return next((uses[n] for n in left if uses[n] not in self._read_early), None)
+
     def is_wanted(self, piece: int) -> bool:
         """Whether an arranged step that is not read needs the piece."""
-        uses = self._uses.get(piece, [])
-        arranged = uses[bisect_left(uses, self.read) : bisect_left(uses, self.front)]
-        return any(step not in self._read_early for step in arranged)
+        use = self.next_unread(piece)
+        return use is not None and use < self.front
 
     def was_read(self, step: int) -> list[int]:
         """A step was read, perhaps before others that come first.

@@ -334,3 +334,36 @@ def test_when_less_is_allowed_what_is_needed_last_goes():
     assert schedule.shrink() == (2,)
     assert schedule.shrink() == ()
     assert schedule.used == 2
+
+
+def fetched_by_threads(sizes: list[int], plan: Plan, room: int, threads: int, seed: int) -> Any:
+    """What is fetched, in its order, while so many steps may be read at a time, in any order."""
+    rng = random.Random(seed)
+    schedule = Schedule(room, sizes)
+    schedule.begin("", lambda step: plan[step], 0, len(plan))
+    found, under_way, left = [], [], [*range(len(plan))]
+    while left:
+        while rng.random() < 0.7 and (fetch := schedule.next()) is not None:
+            found.append(fetch.piece)
+            under_way.append(fetch.piece)
+        while under_way and rng.random() < 0.7:
+            schedule.fetched(under_way.pop(rng.randrange(len(under_way))))
+        ready = [
+            step
+            for step in left[:threads]
+            if schedule.is_arranged("", step) and not {*plan[step]} & {*under_way}
+        ]
+        if ready:
+            left.remove(step := rng.choice(ready))
+            schedule.was_read("", step)
+    return found
+
+
+def test_what_is_fetched_does_not_depend_on_which_of_several_threads_is_done_first():
+    for seed in range(12):
+        rng = random.Random(seed)
+        sizes = [rng.randint(1, 9) for _ in range(20)]
+        plan = [rng.sample(range(20), 6) for _ in range(60)]
+        room = max(6 * sum(sizes) // 10, *(sum(sizes[p] for p in step) for step in plan))
+        one = fetched_by_threads(sizes, plan, room, 1, seed)
+        assert fetched_by_threads(sizes, plan, room, 3, seed + 1) == one
