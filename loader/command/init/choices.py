@@ -1,0 +1,124 @@
+"""What is done with the leaves: which are taken, what the operators are, what is learned."""
+
+from collections.abc import Iterable
+
+from loader.command.init import pictures, sentences
+from loader.command.init.chosen import Chosen
+from loader.command.init.found import QUESTION, Found, listed_some
+from loader.command.init.leaves import (
+    Leaf,
+    Looked,
+    label_of,
+    target_of,
+    text_of,
+    tokens_of,
+)
+
+def choose(found: Found, looked: Looked) -> Chosen:
+    """What these leaves are good for: images first, then tokens and texts, then numbers."""
+    flat = {n: leaf for n, leaf in looked.leaves.items() if "/" not in n}
+    top = Looked(flat, looked.count, looked.bad)
+    if images := top.of("image", "pixels"):
+        chosen = _of_images(images, found, top)
+    elif (tokens := tokens_of(top)) is not None:
+        chosen = sentences.of_tokens(tokens, Chosen(32))
+    elif (text := text_of(top))[0] is not None:
+        chosen = sentences.of_text(*text, Chosen(32))
+        label, _ = label_of(top)
+        if label is not None:
+            chosen.note(
+                "task",
+                f"{QUESTION}the next token of the text is learned here. Is it {label.name} that is "
+                "to be found? Then take that leaf too, and write a task of your own "
+                "(configs/README.md)",
+            )
+    else:
+        chosen = _of_numbers(found, top)
+    return chosen
+
+
+def _of_images(images: list[Leaf], found: Found, looked: Looked) -> Chosen:
+    image = images[0]
+    chosen = Chosen(64)
+    chosen.steps, chosen.held_out_steps = pictures.steps(image, looked.count)
+    if len(images) > 1:
+        names = listed_some(leaf.name for leaf in images)
+        chosen.note("task", f"{QUESTION}which of {names} is seen?")
+    _classify(chosen, image.name, found, looked)
+    return chosen
+
+
+def _of_numbers(found: Found, looked: Looked) -> Chosen:
+    """The class of a row of numbers, or the number that belongs to it."""
+    chosen = Chosen(256)
+    label, _ = label_of(looked)
+    vectors = [leaf for leaf in looked.of("vector") if leaf is not label]
+    seen = max(vectors, key=lambda leaf: leaf.rows[0].size, default=None)
+    target, _ = target_of(looked, seen)
+    rest = [leaf for leaf in looked.of("number", "integer") if leaf not in (label, target)]
+    if seen is None and rest and (label or target) is not None:
+        seen = next((leaf for leaf in rest if leaf.kind == "number"), rest[0])
+        if label is None or seen is not target:
+            names = listed_some(leaf.name for leaf in rest)
+            chosen.note(
+                "task",
+                f"{QUESTION}the model sees one leaf: which of {names}? To let it see several, put "
+                "them together in an operator of yours, or write them as one array",
+            )
+    if seen is None:
+        chosen.note("", f"{QUESTION}{_NOTHING}")
+        return chosen
+    if label is not None:
+        _classify(chosen, seen.name, found, looked)
+        return chosen
+    if target is None or target is seen:
+        chosen.note("", f"{QUESTION}{_NOTHING}")
+        return chosen
+    _, others = target_of(looked, seen)
+    if others:
+        chosen.note(
+            "task", f"{QUESTION}is {target.name} to be found? It might be {listed_some(others)}"
+        )
+    chosen.leaves = _that_fit(looked, [seen.name, target.name])
+    chosen.task = {"kind": "Regress", "input": seen.name, "target": target.name}
+    return chosen
+
+
+_NOTHING = (
+    "what is to be learned? No leaf was found that looks like a label, a text or a number to find, "
+    'so there is no [train]. With one: task = { kind = "Classify", input = "...", label = "...", '
+    "classes = 10 }"
+)
+
+
+def _classify(chosen: Chosen, input_: str, found: Found, looked: Looked) -> None:
+    label, others = label_of(looked)
+    if label is None:
+        chosen.note("", f"{QUESTION}{_NOTHING}")
+        return
+    classes = found.classes
+    if others:
+        chosen.note(
+            "task", f"{QUESTION}is {label.name} the label? It might be {listed_some(others)}"
+        )
+    if classes is None:
+        classes = max(label.most + 1, 2)
+        chosen.note(
+            "task",
+            f"{QUESTION}how many classes are there? The largest label of {looked.count} records is "
+            f"{label.most}",
+        )
+    if label.kind == "flag":
+        words = "true and false as the numbers of two classes"
+        chosen.steps.append(({"kind": "Cast", "leaf": label.name, "dtype": "int32"}, [words]))
+        if chosen.held_out_steps is not None:
+            chosen.held_out_steps.append(chosen.steps[-1][0])
+    chosen.leaves = _that_fit(looked, [input_, label.name])
+    task = {"kind": "Classify", "input": input_, "label": label.name, "classes": classes}
+    chosen.task = task
+
+
+def _that_fit(looked: Looked, needed: Iterable[str]) -> list[str]:
+    """Those that are needed, and whatever else has a place on a device and is small."""
+    small = [leaf.name for leaf in looked.of("integer", "flag", "number")]
+    return [name for name in looked.leaves if name in needed or name in small]
