@@ -1,6 +1,7 @@
 """Arrays: `.npy` files, raw files of tokens, zarr and N5."""
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,17 @@ _LENGTHS = (257, 129, 65, 33, 17)  # of windows: one token more than what a mode
 _ROWS = 40  # windows that there should be
 _MARKERS = ("zarr.json", ".zarray", "attributes.json")
 _SAMPLE_BYTES = 2**22
+_MOST_TOKENS = 2**27  # that are all looked at
 
 
 def npy(files: Files, name: str) -> Found:
     """Arrays side by side, a record a row of each; or tokens, where there are rows of them."""
-    heads = {each: npy_header(files.place.head(each, HEAD_BYTES)) for each in files.names}
+    heads = {each: _header(files.place, each) for each in files.names}
     lengths = {shape[:1] for shape, _ in heads.values()}
     tokens = all(len(shape) == 1 and dtype.kind in "iu" for shape, dtype in heads.values())
-    if tokens and (len(lengths) > 1 or min(lengths)[0] >= _LEAST_TOKENS > len(heads)) :
-        if len(heads) == 1 or len(lengths) > 1:
-            return _tokens(files, {}, sum(shape[0] for shape, _ in heads.values()))
+    count = sum(math.prod(shape) for shape, _ in heads.values())
+    if tokens and (len(lengths) > 1 or (len(heads) == 1 and count >= _LEAST_TOKENS)):
+        return _tokens(files, {}, count)
     if () in lengths or len(lengths) > 1:
         shapes = [f"{each} is {dtype}{list(shape)}" for each, (shape, dtype) in heads.items()]
         raise ValueError(
@@ -38,7 +40,19 @@ def npy(files: Files, name: str) -> Found:
             "this machine, or write the arrays as zarr"
         )
     arrays = {_leaf_of(each, files): files.place.path(each) for each in files.names}
-    return Found("arrays of numpy", {"kind": "ArraySource", "arrays": arrays}, narrow=by_key("arrays"))
+    return Found(
+        "arrays of numpy", {"kind": "ArraySource", "arrays": arrays}, narrow=by_key("arrays")
+    )
+
+
+def _header(place: Place, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    shape, dtype, needed = npy_header(place.head(name, HEAD_BYTES))
+    if place.size(name) < needed:
+        raise ValueError(
+            f"{place.path(name)} has {place.size(name):,} bytes, and says of itself that it has "
+            f"{needed:,}: it was cut off; write or copy it again"
+        )
+    return shape, dtype
 
 
 def _leaf_of(name: str, files: Files) -> str:
@@ -73,12 +87,26 @@ def _width(head: bytes, size: int) -> tuple[str, str]:
 
 def _tokens(files: Files, dtype: Table, count: int) -> Found:
     length = next((n for n in _LENGTHS if count // n >= _ROWS), _LENGTHS[-1])
-    table = {"kind": "TokenWindows", "tokens": files.paths(), "length": length, "stride": length - 1}
+    table = {
+        "kind": "TokenWindows",
+        "tokens": files.paths(),
+        "length": length,
+        "stride": length - 1,
+    }
     found = Found("tokens", {**table, **dtype})
+    if not files.far and count <= _MOST_TOKENS:
+        found.vocabulary = 1 + max(_largest(files.place.path(n), dtype) for n in files.names)
     found.note(
         "length", f"{QUESTION}how long is a row? It has one token more than that, for the targets"
     )
     return found
+
+
+def _largest(path: str, dtype: Table) -> int:
+    if not os.path.getsize(path):
+        return 0
+    tokens = np.memmap(path, dtype["dtype"], mode="r") if dtype else np.load(path, mmap_mode="r")
+    return int(tokens.max(initial=0))
 
 
 def chunked(place: Place) -> Found | None:
@@ -119,5 +147,3 @@ def _common(arrays: dict[str, str]) -> tuple[dict[str, str], list[str]]:
         by_rows.setdefault(rows, []).append(name)
     kept = max(by_rows.values(), key=len)
     return {n: arrays[n] for n in kept}, [n for n in arrays if n not in kept]
-
-

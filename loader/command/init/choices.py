@@ -9,10 +9,12 @@ from loader.command.init.leaves import (
     Leaf,
     Looked,
     label_of,
+    largest,
     target_of,
     text_of,
     tokens_of,
 )
+
 
 def choose(found: Found, looked: Looked) -> Chosen:
     """What these leaves are good for: images first, then tokens and texts, then numbers."""
@@ -21,9 +23,10 @@ def choose(found: Found, looked: Looked) -> Chosen:
     if images := top.of("image", "pixels"):
         chosen = _of_images(images, found, top)
     elif (tokens := tokens_of(top)) is not None:
-        chosen = sentences.of_tokens(tokens, Chosen(32))
-    elif (text := text_of(top))[0] is not None:
-        chosen = sentences.of_text(*text, Chosen(32))
+        chosen = sentences.of_tokens(tokens, found, Chosen(32))
+    elif (text := text_of(top)) is not None:
+        texts = [leaf.name for leaf in top.of("text")]
+        chosen = sentences.of_text(text, texts, Chosen(32))
         label, _ = label_of(top)
         if label is not None:
             chosen.note(
@@ -34,6 +37,8 @@ def choose(found: Found, looked: Looked) -> Chosen:
             )
     else:
         chosen = _of_numbers(found, top)
+    if chosen.leaves is None and (wide := top.of("wide")):  # which no device holds
+        chosen.leaves = [n for n, leaf in top.leaves.items() if leaf not in wide]
     return chosen
 
 
@@ -76,9 +81,7 @@ def _of_numbers(found: Found, looked: Looked) -> Chosen:
         return chosen
     _, others = target_of(looked, seen)
     if others:
-        chosen.note(
-            "task", f"{QUESTION}is {target.name} to be found? It might be {listed_some(others)}"
-        )
+        chosen.note("task", f"{QUESTION}is {target.name} to be found? {_guessed(others)}")
     chosen.leaves = _that_fit(looked, [seen.name, target.name])
     chosen.task = {"kind": "Regress", "input": seen.name, "target": target.name}
     return chosen
@@ -98,16 +101,12 @@ def _classify(chosen: Chosen, input_: str, found: Found, looked: Looked) -> None
         return
     classes = found.classes
     if others:
-        chosen.note(
-            "task", f"{QUESTION}is {label.name} the label? It might be {listed_some(others)}"
-        )
+        chosen.note("task", f"{QUESTION}is {label.name} the label? {_guessed(others)}")
     if classes is None:
-        classes = max(label.most + 1, 2)
-        chosen.note(
-            "task",
-            f"{QUESTION}how many classes are there? The largest label of {looked.count} records is "
-            f"{label.most}",
-        )
+        most, count, all_ = largest(found, label.name) or (label.most, looked.count, False)
+        classes = max(most + 1, 2)
+        words = f"The largest label of {count:,} records is {most}"
+        chosen.note("task", words if all_ else f"{QUESTION}how many classes are there? {words}")
     if label.kind == "flag":
         words = "true and false as the numbers of two classes"
         chosen.steps.append(({"kind": "Cast", "leaf": label.name, "dtype": "int32"}, [words]))
@@ -116,6 +115,12 @@ def _classify(chosen: Chosen, input_: str, found: Found, looked: Looked) -> None
     chosen.leaves = _that_fit(looked, [input_, label.name])
     task = {"kind": "Classify", "input": input_, "label": label.name, "classes": classes}
     chosen.task = task
+
+
+def _guessed(others: list[str]) -> str:
+    if len(others) == 1:
+        return "Its name does not say so, and nothing else looks like it"
+    return f"Names do not say so. It might be one of {listed_some(others)}"
 
 
 def _that_fit(looked: Looked, needed: Iterable[str]) -> list[str]:

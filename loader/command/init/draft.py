@@ -1,5 +1,6 @@
 """A configuration as text: sections, with what is to be said of them as comments above the line."""
 
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -7,6 +8,8 @@ from loader.command.config.written import as_key, as_toml
 from loader.command.init.found import QUESTION, Notes, Table
 
 _WIDTH = 100
+_EXAMPLE = re.compile(r"[\w.]+ = (\{[^}]*\}|\"[^\"]*\")")  # TOML, to be kept in one line
+_HELD = "\u00a0"  # a space at which no line ends
 
 
 class Draft:
@@ -18,17 +21,18 @@ class Draft:
     def say(self, *words: str) -> None:
         """Comments, each in a line or more."""
         for each in words:
-            self._lines += textwrap.wrap(
-                each,
+            wrapped = textwrap.wrap(
+                _EXAMPLE.sub(lambda found: found[0].replace(" ", _HELD), each),
                 _WIDTH,
                 initial_indent="# ",
                 subsequent_indent="#   ",
                 break_long_words=False,
                 break_on_hyphens=False,
             )
+            self._lines += [line.replace(_HELD, " ") for line in wrapped]
 
     def lines_as_comments(self, lines: Iterable[str]) -> None:
-        self._lines += [f"# {line}" for line in lines]
+        self._lines += [f"# {line}".rstrip() for line in lines]
 
     def gap(self) -> None:
         self._lines.append("")

@@ -1,4 +1,4 @@
-"""What the bytes of records are: `tf.train.Example`, msgpack, or something that only people know."""
+"""What the bytes of records are: `tf.train.Example`, msgpack, or what only people know."""
 
 from typing import Any
 
@@ -64,7 +64,9 @@ def _put_features(found: Found, examples: list[dict[str, Any]]) -> None:
         if len(there) < len(examples):
             defaults[name] = _FILLS[word.partition("[")[0]]
     if not features:
-        raise ValueError(f"the examples of {found.source['paths']} have no feature that is of one kind")
+        raise ValueError(
+            f"the examples of {found.source['paths']} have no feature that is of one kind"
+        )
     parse: Table = {"kind": "TFExample", "features": features}
     found.source["parse"] = {**parse, "defaults": defaults} if defaults else parse
     found.what += " of tf.train.Example"

@@ -1,6 +1,7 @@
 """Files of one format: how a configuration names them, and which of them are held out."""
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Iterable
@@ -68,14 +69,24 @@ def _patterns(names: Iterable[str]) -> list[str]:
     names = list(names)
     folder = os.path.commonpath([os.path.dirname(name) for name in names])
     base = [name[len(folder) + 1 if folder else 0 :] for name in names]
-    begin = os.path.commonprefix(base)
-    end = os.path.commonprefix([name[::-1] for name in base])[::-1]
+    begin = _begin_alike(base)
+    end = _begin_alike([name[::-1] for name in base])[::-1]
     end = end[end.find(".") :] if "." in end else ""
     within = f"{folder}/" if folder else ""
-    begin = begin.rpartition("/")[2].rstrip("0123456789") if "/" not in begin else ""
-    begin = begin.partition(".")[0]
-    each = [f"*{end}", f"**/*{end}", f"{begin}*{end}", f"{begin}*", "*", "**/*"]
+    if "/" in begin or any("/" in name for name in base):
+        begin = ""
+    if not end:  # shards: a.tfrecord-00000-of-00004
+        each = [f"{begin.rstrip('0123456789')}*", "*", "**/*"]
+    else:
+        each = [f"*{end}", f"**/*{end}", f"{begin.partition('.')[0].rstrip('0123456789')}*{end}"]
     return [within + pattern for pattern in each]
+
+
+def _begin_alike(texts: list[str]) -> str:
+    """What all of them begin with."""
+    first, last = min(texts), max(texts)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(sign for sign, _ in same)
 
 
 def split_of(name: str) -> str:

@@ -41,7 +41,9 @@ def find(place: Place, name: str) -> Found:
     found = OF_FILES[format_](Files(place, train), name)
     if held:
         found.held_out = _held_out(found, Files(place, held))
-        found.note("", f"{len(train)} files to train on and {len(held)} held out, by their names")
+        found.note(
+            "", f"files to train on: {len(train)}, held out: {len(held)}, as their names say"
+        )
     if rest or about:
         found.note("", f"not read: {listed_some([*rest, *about])}")
     return found
@@ -67,11 +69,20 @@ def _format_of_all(place: Place) -> tuple[str, list[str], list[str]]:
         into = about if place.named is None and suffix in _ABOUT else data
         for name in own[:: max(1, len(own) // _LOOKED_INTO)]:
             if size := place.size(name):
-                format_ = format_of(name, place.head(name, HEAD_BYTES), size)
-                into.setdefault(format_, []).extend(own)
+                format_ = _format(place, name, size)
+                into.setdefault(format_, []).extend([name, *own])
     rest = [name for own in about.values() for name in own] if data else []
     format_, names = _only_one(place, data or about)
     return format_, sorted(set(names)), sorted(set(rest))
+
+
+def _format(place: Place, name: str, size: int) -> str:
+    try:
+        return format_of(name, place.head(name, HEAD_BYTES), size)
+    except (ValueError, EOFError) as error:
+        raise ValueError(
+            f"{place.path(name)} is not a whole file: {error}; write or copy it again"
+        ) from error
 
 
 def _only_one(place: Place, names: dict[str, list[str]]) -> tuple[str, list[str]]:
@@ -83,16 +94,16 @@ def _only_one(place: Place, names: dict[str, list[str]]) -> tuple[str, list[str]
         known = next((f for f in names if f in OF_FILES), next(iter(names)))
         glob = place.path(f"*{suffix_of(names[known][0])}")
         raise ValueError(
-            f"{place} has files of several formats: {'; '.join(kinds)}; give a glob of those that "
-            f"are the data, such as '{glob}'"
+            f"{place} has files of several formats: {listed_some(kinds)}; give a glob of those "
+            f"that are the data, such as '{glob}'"
         )
     ((format_, path),) = first.items()
     if format_ in UNREADABLE:
         raise ValueError(f"{path} {UNREADABLE[format_]}")
     if format_ not in OF_FILES:
         raise ValueError(
-            f"{path} is of no format that we know; there are {', '.join(OF_FILES)}, saved data sets "
-            "of Hugging Face, zarr and N5: write it as one of them, or write a source of your own "
-            "and its configuration"
+            f"{path} is of no format that we know; there are {', '.join(OF_FILES)}, saved "
+            "data sets of Hugging Face, zarr and N5: write it as one of them, or write a source of "
+            "your own and its configuration"
         )
     return format_, names[format_]

@@ -32,7 +32,9 @@ def saved(place: Place) -> Found | None:
 
 def _of_folder(place: Place) -> Found:
     folder = place.path("")
-    found = Found("a saved data set of Hugging Face", {"kind": "HuggingFaceSource", "dataset": folder})
+    found = Found(
+        "a saved data set of Hugging Face", {"kind": "HuggingFaceSource", "dataset": folder}
+    )
     found.narrow = by_key("columns")
     if is_address(folder):
         made(found.source)  # which says why it cannot be read, and what to do
@@ -50,12 +52,12 @@ def _of_folder(place: Place) -> Found:
 
 def _name_classes(found: Found, place: Place) -> None:
     """What the labels mean, if there is one column of them."""
-    features: dict[str, Any] = json.loads(place.head("dataset_info.json", 2**24)).get("features", {})
+    features: dict[str, Any] = json.loads(place.head("dataset_info.json", 2**24)).get(
+        "features", {}
+    )
     labels = {n: f["names"] for n, f in features.items() if f.get("_type") == "ClassLabel"}
     if len(labels) == 1:
         ((name, classes),) = labels.items()
         found.classes = len(classes)
         shown = ", ".join(f"{n} is {each}" for n, each in enumerate(classes[:6]))
         found.note("", f"{name}: {shown}{', and so on' if len(classes) > 6 else ''}")
-
-

@@ -28,13 +28,13 @@ def _of_parts(place: Place, tops: dict[str, str], files: Files) -> Found:
     """A folder that has folders such as `train` and `test`, and each the classes."""
     train = tops.get("train") or next(iter(tops.values()))
     own = tuple(name for name in files.names if name.startswith(f"{train}/"))
+    held = tops.get("validation") or tops.get("test")
     if any(name.count("/") < 2 for name in own):
         found = _without_labels(Files(place, own))
     else:
         table = {"kind": "ImageFolderSource", "folder": place.path(train)}
         found = Found("images in a folder for each class", table)
         classes = _name_classes(found)
-        held = tops.get("validation") or tops.get("test")
         if held is not None and held != train:
             # The labels of the training images: a class may be missing here.
             found.held_out = {**table, "folder": place.path(held), "classes": classes}

@@ -30,7 +30,7 @@ from loader.command.init.found import QUESTION, Found, Table, blocks_of, made
 from loader.command.init.leaves import Looked, look
 from loader.command.init.places import place_of
 from loader.records.whole_file import write_whole
-from loader.sources.storage.stores import is_address, shown
+from loader.sources.storage.stores import is_address
 
 _FEW_RECORDS = 100_000  # are gone through several times
 _EPOCHS = 10
@@ -100,31 +100,15 @@ def _name_of(given: str) -> str:
 def _written(found: Found, looked: Looked, chosen: Chosen, source: Any, file: str) -> str:
     draft = Draft()
     draft.say(
-        f"{found.what[0].upper()}{found.what[1:]}: {len(source):,} records. Written by `gristmill init`, which "
-        f"looked at {looked.count} of them: comments say what it chose, and ask what it could not "
-        f"tell."
+        f"{found.what[0].upper()}{found.what[1:]}: {len(source):,} records. Written by `gristmill "
+        f"init`, which looked at {looked.count} of them: comments say what it chose, and ask what "
+        "it could not tell."
     )
     draft.lines_as_comments(["", f"  gristmill check {file}", f"  gristmill peek {file}"])
     if chosen.task is not None:
         draft.lines_as_comments([f"  python scripts/train.py {file}"])
-    narrow = _narrowing(found, looked, chosen)
-    table, held_out = found.source, found.held_out
-    if narrow and found.narrow is not None:
-        table = found.narrow(table, chosen.leaves or [])
-        held_out = held_out and found.narrow(held_out, chosen.leaves or [])
-    if narrow:
-        key = next((k for k in table if k not in found.source or table[k] != found.source[k]), "")
-        found.notes.setdefault(key, []).append(f"left out: {', '.join(narrow)}")
-        if found.narrow is None:
-            chosen.steps.insert(0, ({"kind": "Select", "leaves": chosen.leaves}, []))
-            if chosen.held_out_steps is not None:
-                chosen.held_out_steps.insert(0, chosen.steps[0][0])
-    if is_address(str(found.source.get("paths", ""))) and "cache" not in table:
-        found.note(
-            "paths",
-            f"{QUESTION}is what was read to be kept on local disk? Then add cache = "
-            '{ kind = "DiskCache", folder = "cache", most_bytes = "50GB" }',
-        )
+    table, held_out = _with_the_leaves(found, looked, chosen)
+    _ask_for_a_cache(found, table)
     draft.section("[source]", table, found.notes)
     _order(draft, found, source)
     for step, words in chosen.steps:
@@ -138,18 +122,44 @@ def _written(found: Found, looked: Looked, chosen: Chosen, source: Any, file: st
     return draft.text()
 
 
-def _narrowing(found: Found, looked: Looked, chosen: Chosen) -> list[str]:
-    """The leaves that are left out, those of a dict by its name."""
-    tops = list(dict.fromkeys(name.partition("/")[0] for name in looked.leaves))
-    return [] if chosen.leaves is None else [n for n in tops if n not in chosen.leaves]
+def _with_the_leaves(found: Found, looked: Looked, chosen: Chosen) -> tuple[Table, Table | None]:
+    """The tables of the sources with the leaves that are needed; else an operator drops others."""
+    if chosen.leaves is None:
+        return found.source, found.held_out
+    leaves, wide = chosen.leaves, [leaf.name for leaf in looked.of("wide")]
+    tops = dict.fromkeys(name.partition("/")[0] for name in looked.leaves)
+    out = [f"{n} (too large for 32 bits)" if n in wide else n for n in tops if n not in leaves]
+    if not out:
+        return found.source, found.held_out
+    words = f"left out: {', '.join(out)}"
+    if found.narrow is None:
+        select = {"kind": "Select", "leaves": leaves}
+        chosen.steps.insert(0, (select, [words]))
+        if chosen.held_out_steps is not None:
+            chosen.held_out_steps.insert(0, select)
+        return found.source, found.held_out
+    table = found.narrow(found.source, leaves)
+    changed = [key for key in table if table[key] != found.source.get(key)]
+    found.note(changed[0] if changed else "", words)
+    return table, found.held_out and found.narrow(found.held_out, leaves)
+
+
+def _ask_for_a_cache(found: Found, table: Table) -> None:
+    far = [key for key in ("paths", "folder", "tokens") if is_address(str(table.get(key, "")))]
+    if far and "cache" not in table:
+        found.note(
+            far[0],
+            f"{QUESTION}is what was read to be kept on local disk? Then add cache = "
+            '{ kind = "DiskCache", folder = "cache", most_bytes = "50GB" }',
+        )
 
 
 def _order(draft: Draft, found: Found, source: Any) -> None:
     blocks = blocks_of(source)
     if found.blocks and len(blocks) > 1:
         words = (
-            f"{len(blocks):,} blocks are each read once an epoch; Shuffle would read one for nearly "
-            "each record, unless all of them fit into memory"
+            f"{len(blocks):,} blocks are each read once an epoch; Shuffle would read one for "
+            "nearly each record, unless all of them fit into memory"
         )
         draft.section("[order]", {"kind": "BlockShuffle", "seed": 0, "window": 16}, {"": [words]})
     else:
@@ -161,7 +171,9 @@ def _loader(draft: Draft, chosen: Chosen, looked: Looked, records: int) -> None:
     while size * 2 <= min(chosen.batch_size, records // 2):
         size *= 2
     table: Table = {"batch_size": size, "epochs": _EPOCHS if records < _FEW_RECORDS else 1}
-    notes = {"batch_size": ["rows of the whole job; shapes stay the same, what is missing is masked"]}
+    notes = {
+        "batch_size": ["rows of the whole job; shapes stay the same, what is missing is masked"]
+    }
     if looked.bad:
         table["on_error"] = {"kind": "Mask", "most": 100, "log": "bad_records.jsonl"}
         notes["on_error"] = [

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from loader.command.init.found import spread
+from loader.command.init.found import Found, made, spread
 from loader.command.init.magic import is_image
 from loader.records.errors import StorageError
 from loader.records.spec import named_leaves
+from loader.sources.storage.stores import is_address
 
 _MOST_BYTES = 2**26  # of records that are looked at together
 _LABELS = (
@@ -21,6 +22,8 @@ _TEXTS = ("text", "content", "body", "document", "txt", "sentence", "review", "p
 _TOKENS = ("tokens", "input_ids", "token_ids", "ids")
 _NUMBERING = re.compile(r"(.*[_-])?(id|idx|index|key|uid|number|timestamp|date|time)|__key__", re.I)
 _MOST_CLASSES = 100_000
+_LABELS_READ = 100_000  # of which just the labels are read
+_RECORDS_READ = 2_000  # of which more is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Leaf:
     """A leaf of the records that were looked at; `kind` is in one word what it seems to be."""
 
     name: str
-    kind: str  # image, pixels, text, bytes, sequence, integer, flag, number, vector
+    kind: str  # image, pixels, text, bytes, sequence, integer, flag, number, vector, wide
     rows: np.ndarray
 
     @property
@@ -104,8 +107,10 @@ def _kind(rows: np.ndarray) -> str:
             return "image" if all(map(is_image, rows)) else "bytes"
         plain = isinstance(first, np.ndarray) and first.ndim == 1 and first.dtype.kind in "iu"
         return "sequence" if plain else "bytes"
-    if rows.dtype.kind in "SUOM" or rows.dtype.kind not in "biuf":
+    if rows.dtype.kind not in "biuf":
         return "bytes"
+    if rows.dtype.itemsize > 4 and rows.dtype.kind in "iu" and np.abs(rows).max(initial=0) >= 2**31:
+        return "wide"
     if rows.ndim == 1:
         return {"f": "number", "b": "flag"}.get(rows.dtype.kind, "integer")
     pixels = rows.ndim == 4 and rows.shape[-1] in (1, 3) and min(rows.shape[1:3]) >= 8
@@ -128,6 +133,28 @@ def label_of(looked: Looked) -> tuple[Leaf | None, list[str]]:
     return (some[0], [leaf.name for leaf in some]) if some else (None, [])
 
 
+def largest(found: Found, name: str) -> tuple[int, int, bool] | None:
+    """The largest label of many records, how many, and whether they are all there are.
+
+    None where labels cannot be read without all else, or are far away.
+    """
+    far = any(is_address(str(value)) for value in found.source.values())
+    if found.narrow is None or far:
+        return None
+    source = made(found.narrow(found.source, [name]))
+    most = _RECORDS_READ if "parse" in found.source else _LABELS_READ
+    numbers = np.arange(0, len(source), -(-len(source) // most))
+    try:
+        rows = source.gather(numbers)[name]
+    except ValueError:  # a bad record
+        return None
+    return (
+        max(int(np.max(row, initial=0)) for row in rows),
+        len(numbers),
+        len(numbers) == len(source),
+    )
+
+
 def target_of(looked: Looked, beside: Leaf | None) -> tuple[Leaf | None, list[str]]:
     """The numbers that seem to be what is to be found."""
     some = [leaf for leaf in looked.of("number", "vector", "integer") if leaf is not beside]
@@ -138,14 +165,13 @@ def target_of(looked: Looked, beside: Leaf | None) -> tuple[Leaf | None, list[st
     return (numbers[0], [leaf.name for leaf in numbers]) if numbers else (None, [])
 
 
-def text_of(looked: Looked) -> tuple[Leaf | None, list[str]]:
-    """The leaf that seems to be the text, and others that are texts."""
+def text_of(looked: Looked) -> Leaf | None:
+    """The leaf that seems to be the text."""
     some = [leaf for leaf in looked.of("text") if not _NUMBERING.fullmatch(leaf.name)]
-    others = [leaf.name for leaf in some]
     for name in _TEXTS:
         if named := [leaf for leaf in some if _last(leaf) == name]:
-            return named[0], others
-    return max(some, key=lambda leaf: sum(map(len, leaf.rows)), default=None), others
+            return named[0]
+    return max(some, key=lambda leaf: sum(map(len, leaf.rows)), default=None)
 
 
 def tokens_of(looked: Looked) -> Leaf | None:

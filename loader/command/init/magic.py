@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -16,13 +17,15 @@ HEAD_BYTES = 2**16
 # A file of Riegeli, which ArrayRecord files are, begins with the same block: its first bytes.
 _RIEGELI = bytes.fromhex("83af70d10d884a3f00000000000000004000000000000000")
 _SHARD = re.compile(r"-\d+-of-\d+$")
+_TEXT_SUFFIXES = (".txt", ".text", ".log", ".csv", ".json", ".jsonl", ".md", ".py", ".html")
 _TOKEN_SUFFIXES = (".bin", ".tokens", ".dat", ".u16", ".u32")
 
 #: Formats that we know and cannot read, and what to do with each.
 UNREADABLE = {
     "gzip": "is compressed by gzip, and nothing in it can be found by number: unpack it (gunzip)",
     "zstd": "is compressed by zstd, and nothing in it can be found by number: unpack it (unzstd)",
-    "bzip2": "is compressed by bzip2, and nothing in it can be found by number: unpack it (bunzip2)",
+    "bzip2": "is compressed by bzip2, and nothing in it can be found by number: unpack it "
+    "(bunzip2)",
     "xz": "is compressed by xz, and nothing in it can be found by number: unpack it (unxz)",
     "npz": "is a .npz file, whose arrays cannot be mapped into memory: unpack it into a folder of "
     ".npy files (unzip FILE -d FOLDER), and give that folder",
@@ -31,10 +34,11 @@ UNREADABLE = {
     "(numpy.save) or as zarr; DataLoader takes open h5py data sets as they are",
     "Arrow": "is an Arrow file without the folder that describes it: give the folder that "
     "Dataset.save_to_disk has written, or write the table as Parquet",
-    "CSV": "is a table of comma-separated values, which no configuration reads: write it as Parquet, "
-    "pandas.read_csv(FILE).to_parquet(...), and give that",
+    "CSV": "is a table of comma-separated values, which no configuration reads: write it as "
+    "Parquet, pandas.read_csv(FILE).to_parquet(...), and give that",
     "JSON": "is one JSON document, and a record must be a line: write an object on each line "
     "(jq -c '.[]' FILE > FILE.jsonl), and give that",
+    "other text": "is text that is not UTF-8: convert it (iconv -f latin1 -t utf-8 FILE)",
     "pickle": "is a pickle, which can run code of whoever wrote it, and is not read: write its "
     "arrays as .npy files (numpy.save)",
     "objects": "holds Python objects, which are pickled: save an array of numbers",
@@ -51,6 +55,8 @@ def format_of(name: str, head: bytes, size: int) -> str:
         return _kind_of_text(suffix, head)
     if suffix in IMAGE_SUFFIXES:
         return "image"
+    if suffix in _TEXT_SUFFIXES:
+        return "other text"
     return "tokens" if suffix in _TOKEN_SUFFIXES else ""
 
 
@@ -94,13 +100,13 @@ def _holds_objects(head: bytes) -> bool:
     return head.startswith(b"\x93NUMPY") and npy_header(head)[1].hasobject
 
 
-def npy_header(head: bytes) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype, as the first bytes of a .npy file say."""
+def npy_header(head: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Shape, dtype, and how many bytes there must be, as the first of a .npy file say."""
     file = io.BytesIO(head)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0
     shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
-    return shape, dtype
+    return shape, dtype, file.tell() + math.prod(shape) * dtype.itemsize
 
 
 _BY_BYTES: dict[str, Callable[[bytes], bool]] = {

@@ -16,7 +16,7 @@ from loader.sources.storage.listings import objects_below
 from loader.sources.storage.paths import files_of, here, stored_files
 from loader.sources.storage.problems import OutOfDate
 from loader.sources.storage.requests import look_up
-from loader.sources.storage.stores import address_of, checked_address, is_address, shown, split
+from loader.sources.storage.stores import checked_address, is_address, shown, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,8 @@ def place_of(given: str) -> Place:
     place = _place_in_store(path) if is_address(path) else _place_here(path)
     if place.named is None and not place.folder.startswith("http") and not place.names:
         raise ValueError(
-            f"{place} is an empty folder (what begins with a dot does not count): name a file, or a "
-            "folder with files of one format"
+            f"{place} is an empty folder (what begins with a dot does not count): name a file, or "
+            "a folder with files of one format"
         )
     return place
 
@@ -108,8 +108,8 @@ def _place_here(path: str) -> Place:
         return Place(folder, (name,), path)
     if not glob.has_magic(path):
         raise FileNotFoundError(
-            f"there is nothing at {path!r}: name a file, a folder, a glob such as 'data/*.parquet', "
-            "or an address such as gs://bucket/folder"
+            f"there is nothing at {path!r}: name a file, a folder, a glob such as "
+            "'data/*.parquet', or an address such as gs://bucket/folder"
         )
     return _of_glob(path)
 

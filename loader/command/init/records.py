@@ -7,7 +7,7 @@ import numpy as np
 from loader.command.init.examples import with_parse
 from loader.command.init.files import Files, keep_index
 from loader.command.init.found import QUESTION, Found, Table, by_key
-from loader.sources.arrow.forms import forms_of
+from loader.sources.arrow.forms import Form, forms_of
 from loader.sources.parquet.footers import footers, metadata_of
 from loader.sources.storage.paths import stored_files
 from loader.sources.storage.stores import shown
@@ -103,7 +103,7 @@ def with_columns(found: Found, schema: Any, empty: dict[str, int]) -> None:
     nulls = {}
     for name, count in empty.items():
         form = taken.get(name)
-        if count and hasattr(form, "dtype"):
+        if count and isinstance(form, Form):
             nulls[name] = "" if form.dtype == object else False if form.dtype == bool else 0
     if nulls:
         found.source["nulls"] = nulls

@@ -4,8 +4,8 @@ import numpy as np
 
 from loader.command.config.written import as_toml
 from loader.command.init.chosen import Chosen
-from loader.command.init.found import QUESTION, listed_some
-from loader.command.init.leaves import Leaf
+from loader.command.init.found import QUESTION, Found, listed_some
+from loader.command.init.leaves import Leaf, largest
 
 _LENGTHS = (33, 65, 129, 257, 513)  # one token more than what a model sees
 _BYTES_VOCABULARY = 259
@@ -33,20 +33,20 @@ def of_text(text: Leaf, others: list[str], chosen: Chosen) -> Chosen:
     return chosen
 
 
-def of_tokens(tokens: Leaf, chosen: Chosen) -> Chosen:
+def of_tokens(tokens: Leaf, found: Found, chosen: Chosen) -> Chosen:
     """A language model of tokens that are there already."""
     if tokens.kind == "sequence":
         _to_rows(chosen, tokens.name, _length([len(row) for row in tokens.rows]))
     else:
         chosen.steps.append(({"kind": "ShiftTargets", "leaf": tokens.name}, []))
     chosen.leaves = [tokens.name]
-    vocabulary = tokens.most + 1
+    most, count, all_ = largest(found, tokens.name) or (tokens.most, len(tokens.rows), False)
+    vocabulary = found.vocabulary or most + 1
     chosen.task = {"kind": "NextToken", "vocabulary": vocabulary, "tokens": tokens.name}
-    chosen.note(
-        "task",
-        f"{QUESTION}how large is the vocabulary? The largest token of {len(tokens.rows)} records "
-        f"is {tokens.most}",
-    )
+    words = f"The largest token of {count:,} records is {most}"
+    if found.vocabulary is not None or all_:
+        words = f"The largest token of all is {vocabulary - 1}"
+    chosen.note("task", f"{QUESTION}how large is the vocabulary of the tokenizer? {words}")
     return chosen
 
 
@@ -66,8 +66,8 @@ def _length(lengths: list[int]) -> int:
 
 
 _PACKED = (
-    "To pack texts: make [source] above [[source]], put these lines after it, and take out Tokenize, "
-    "CropTokens and PadTokens. All texts are tokenised once then, and kept"
+    "To pack texts: make [source] above [[source]], put these lines after it, and take out "
+    "Tokenize, CropTokens and PadTokens. All texts are tokenised once then, and kept"
 )
 
 
