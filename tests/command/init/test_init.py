@@ -277,7 +277,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "in/x.txt is text that is not UTF-8: convert it",
     ),
     "a bad line of JSON": (
-        lambda f: (f / "in").write_text('{"a": 1}\n{"a"\n'), 
+        lambda f: (f / "in").write_text('{"a": 1}\n{"a"\n'),
         "line 2 of .*in is not JSON: .*: correct",
     ),
 }  # fmt: skip

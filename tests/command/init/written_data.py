@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorstore as ts
-from webdataset.writer import TarWriter
 from array_record.python.array_record_module import ArrayRecordWriter
+from webdataset.writer import TarWriter
 
 from loader import Msgpack
 from tests.sources.formats.plain_tfrecord import example, frame
