@@ -37,8 +37,12 @@ def choose(found: Found, looked: Looked) -> Chosen:
             )
     else:
         chosen = _of_numbers(found, top)
-    if chosen.leaves is None and (wide := top.of("wide")):  # which no device holds
-        chosen.leaves = [n for n, leaf in top.leaves.items() if leaf not in wide]
+    if chosen.leaves is None:
+        padded = [step.get("leaf") for step, _ in chosen.steps]
+        some = [leaf for leaf in looked.leaves.values() if leaf.name not in padded]
+        out = {leaf.name.partition("/")[0] for leaf in some if leaf.ragged or leaf.kind == "wide"}
+        tops = dict.fromkeys(name.partition("/")[0] for name in looked.leaves)
+        chosen.leaves = [name for name in tops if name not in out] if out else None
     return chosen
 
 
@@ -57,47 +61,68 @@ def _of_numbers(found: Found, looked: Looked) -> Chosen:
     """The class of a row of numbers, or the number that belongs to it."""
     chosen = Chosen(256)
     label, _ = label_of(looked)
-    vectors = [leaf for leaf in looked.of("vector") if leaf is not label]
+    vectors = [leaf for leaf in looked.of("vector", "even") if leaf is not label]
     seen = max(vectors, key=lambda leaf: leaf.rows[0].size, default=None)
-    target, _ = target_of(looked, seen)
-    rest = [leaf for leaf in looked.of("number", "integer") if leaf not in (label, target)]
-    if seen is None and rest and (label or target) is not None:
+    target, guesses = target_of(looked, seen)
+    sought = label or target
+    rest = [
+        leaf
+        for leaf in looked.of("number", "integer")
+        if leaf is not sought and not leaf.numbers_records
+    ]
+    if seen is None and rest and sought is not None:
         seen = next((leaf for leaf in rest if leaf.kind == "number"), rest[0])
-        if label is None or seen is not target:
+        if len(rest) > 1:
             names = listed_some(leaf.name for leaf in rest)
             chosen.note(
                 "task",
                 f"{QUESTION}the model sees one leaf: which of {names}? To let it see several, put "
                 "them together in an operator of yours, or write them as one array",
             )
-    if seen is None:
-        chosen.note("", f"{QUESTION}{_NOTHING}")
-        return chosen
-    if label is not None:
+    if seen is not None and seen.kind == "even":
+        length = len(seen.rows[0])
+        pad = {
+            "kind": "PadTokens",
+            "leaf": seen.name,
+            "length": length,
+            "mask": f"{seen.name}_mask",
+        }
+        chosen.steps.append((pad, [f"lists: all that were looked at have {length} numbers"]))
+    if seen is not None and label is not None:
         _classify(chosen, seen.name, found, looked)
         return chosen
-    if target is None or target is seen:
-        chosen.note("", f"{QUESTION}{_NOTHING}")
+    if seen is None or target is None or target is seen:
+        _nothing(chosen, looked)
         return chosen
-    _, others = target_of(looked, seen)
-    if others:
-        chosen.note("task", f"{QUESTION}is {target.name} to be found? {_guessed(others)}")
+    if guesses:
+        words = f"{QUESTION}is {target.name} to be found? {_guessed(guesses)}"
+        chosen.note("task", f"{words}{_texts_like_labels(looked)}")
     chosen.leaves = _that_fit(looked, [seen.name, target.name])
     chosen.task = {"kind": "Regress", "input": seen.name, "target": target.name}
     return chosen
 
 
-_NOTHING = (
-    "what is to be learned? No leaf was found that looks like a label, a text or a number to find, "
-    'so there is no [train]. With one: task = { kind = "Classify", input = "...", label = "...", '
-    "classes = 10 }"
-)
+def _nothing(chosen: Chosen, looked: Looked) -> None:
+    words = (
+        "what is to be learned? No leaf was found that looks like a label, a text or a number to "
+        'find, so there is no [train]. With one: task = { kind = "Classify", input = "...", '
+        'label = "...", classes = 10 }'
+    )
+    chosen.note("", f"{QUESTION}{words}{_texts_like_labels(looked)}")
+
+
+def _texts_like_labels(looked: Looked) -> str:
+    """What is said of texts that come again and again."""
+    names = [leaf.name for leaf in looked.of("text") if len(set(leaf.rows)) < len(leaf.rows)]
+    if not names:
+        return ""
+    return f". A label must be a whole number: if it is {listed_some(names)}, write it as one"
 
 
 def _classify(chosen: Chosen, input_: str, found: Found, looked: Looked) -> None:
     label, others = label_of(looked)
     if label is None:
-        chosen.note("", f"{QUESTION}{_NOTHING}")
+        _nothing(chosen, looked)
         return
     classes = found.classes
     if others:

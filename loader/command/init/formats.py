@@ -24,7 +24,10 @@ OF_FILES: dict[str, Callable[[Files, str], Found]] = {
     "tokens": arrays.tokens,
 }
 _BESIDE = ("README", "LICENSE", "license", "readme", "_")  # what begins so tells of the data
-_ABOUT = (".md", ".yaml", ".yml", ".json", ".crc", ".index", ".py", ".html", ".csv", ".tsv")
+_ABOUT = (
+    *(".md", ".json", ".yaml", ".yml", ".toml", ".html", ".pdf", ".py", ".sh", ".ipynb"),
+    *(".csv", ".tsv", ".crc", ".index"),
+)
 _WORDS = {"": "of no format that we know", "text": "plain text", "tokens": "raw numbers"}
 _LOOKED_INTO = 3  # files of each suffix
 
@@ -53,6 +56,8 @@ def _held_out(found: Found, files: Files) -> dict:
     """The same source over other files."""
     if "arrays" in found.source:
         return OF_FILES["npy"](files, "").source
+    if found.source["kind"] == "ParquetSource":
+        records.fill_too(found, records.parquet(files, ""))
     key = "tokens" if "tokens" in found.source else "paths"
     return {**found.source, key: files.paths()}
 

@@ -6,7 +6,7 @@ from typing import Any
 from loader.command.init.files import split_of
 from loader.command.init.found import Found, by_key, made
 from loader.command.init.places import Place
-from loader.command.init.records import with_columns
+from loader.command.init.records import fill_too, with_columns
 from loader.records.optional import optional
 from loader.sources.storage.stores import is_address
 
@@ -20,6 +20,7 @@ def saved(place: Place) -> Found | None:
         found = _of_folder(place.below(train))
         held = splits.get("validation") or splits.get("test")
         if held is not None and held != train:
+            fill_too(found, _of_folder(place.below(held)))
             found.held_out = {**found.source, "dataset": place.path(held)}
         rest = [n for n in names if n not in (train, held)]
         if rest:

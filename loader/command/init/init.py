@@ -199,9 +199,12 @@ def _train(draft: Draft, chosen: Chosen, held_out: Table | None) -> None:
 
 
 def _refuse_unless_it_runs(text: str, name: str, kinds: Kinds) -> None:
-    """The first batch is made, as `gristmill check` makes it."""
+    """The first batch is made, as `gristmill check` makes it, and that of what is held out."""
     try:
-        check(config_of(read_toml(text, name), kinds))
+        config = config_of(read_toml(text, name), kinds)
+        check(config)
+        if config.held_out is not None:
+            config.held_out.host_batch_at(0)
     except ConfigError as error:
         raise ValueError(
             f"a configuration was found, and its first batch cannot be made: "

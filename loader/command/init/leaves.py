@@ -21,6 +21,7 @@ _TARGETS = ("target", "targets", "y", "label", "labels", "score", "value", "pric
 _TEXTS = ("text", "content", "body", "document", "txt", "sentence", "review", "prompt", "caption")
 _TOKENS = ("tokens", "input_ids", "token_ids", "ids")
 _NUMBERING = re.compile(r"(.*[_-])?(id|idx|index|key|uid|number|timestamp|date|time)|__key__", re.I)
+_PROSE = 16  # characters; shorter texts are more like names of classes
 _MOST_CLASSES = 100_000
 _LABELS_READ = 100_000  # of which just the labels are read
 _RECORDS_READ = 2_000  # of which more is read
@@ -31,8 +32,18 @@ class Leaf:
     """A leaf of the records that were looked at; `kind` is in one word what it seems to be."""
 
     name: str
-    kind: str  # image, pixels, text, bytes, sequence, integer, flag, number, vector, wide
+    kind: str  # image, pixels, text, bytes, sequence, even, integer, flag, number, vector, wide
     rows: np.ndarray
+
+    @property
+    def ragged(self) -> bool:
+        """Whether its rows may differ in length, so that no device holds them as they are."""
+        return self.rows.dtype == object and isinstance(self.rows[0], np.ndarray)
+
+    @property
+    def numbers_records(self) -> bool:
+        """Whether its name says that it tells records apart, such as `id`."""
+        return _NUMBERING.fullmatch(self.name) is not None
 
     @property
     def most(self) -> int:
@@ -105,8 +116,7 @@ def _kind(rows: np.ndarray) -> str:
             return "text"
         if isinstance(first, bytes):
             return "image" if all(map(is_image, rows)) else "bytes"
-        plain = isinstance(first, np.ndarray) and first.ndim == 1 and first.dtype.kind in "iu"
-        return "sequence" if plain else "bytes"
+        return _kind_of_lists(rows) if isinstance(first, np.ndarray) else "bytes"
     if rows.dtype.kind not in "biuf":
         return "bytes"
     if rows.dtype.itemsize > 4 and rows.dtype.kind in "iu" and np.abs(rows).max(initial=0) >= 2**31:
@@ -119,6 +129,15 @@ def _kind(rows: np.ndarray) -> str:
     return "vector"
 
 
+def _kind_of_lists(rows: np.ndarray) -> str:
+    """Lists that are all of one length are a vector, as far as that was seen."""
+    if rows[0].ndim != 1 or rows[0].dtype.kind not in "iuf":
+        return "bytes"
+    if len(rows) > 1 and len(rows[0]) > 1 and len({len(row) for row in rows}) == 1:
+        return "even"
+    return "bytes" if rows[0].dtype.kind == "f" else "sequence"
+
+
 def label_of(looked: Looked) -> tuple[Leaf | None, list[str]]:
     """The leaf that seems to be a class, and others that might be, if it was not by its name."""
     some = [
@@ -129,7 +148,7 @@ def label_of(looked: Looked) -> tuple[Leaf | None, list[str]]:
     for name in _LABELS:
         if named := [leaf for leaf in some if _last(leaf) == name]:
             return named[0], []
-    some = [leaf for leaf in some if not _NUMBERING.fullmatch(leaf.name) and _repeats(leaf)]
+    some = [leaf for leaf in some if not leaf.numbers_records and _repeats(leaf)]
     return (some[0], [leaf.name for leaf in some]) if some else (None, [])
 
 
@@ -166,21 +185,22 @@ def target_of(looked: Looked, beside: Leaf | None) -> tuple[Leaf | None, list[st
 
 
 def text_of(looked: Looked) -> Leaf | None:
-    """The leaf that seems to be the text."""
-    some = [leaf for leaf in looked.of("text") if not _NUMBERING.fullmatch(leaf.name)]
+    """The leaf that seems to be the text. A short one is not, where there are numbers."""
+    some = [leaf for leaf in looked.of("text") if not leaf.numbers_records]
     for name in _TEXTS:
         if named := [leaf for leaf in some if _last(leaf) == name]:
             return named[0]
+    if looked.of("number", "vector", "even"):
+        some = [leaf for leaf in some if np.mean([len(row) for row in leaf.rows]) >= _PROSE]
     return max(some, key=lambda leaf: sum(map(len, leaf.rows)), default=None)
 
 
 def tokens_of(looked: Looked) -> Leaf | None:
-    """The leaf that seems to be a row of tokens."""
+    """The leaf that seems to be a row of tokens: lists of one length only by their name."""
     some = looked.of("sequence")
-    fixed = [leaf for leaf in looked.of("vector") if leaf.rows.dtype.kind in "iu"]
     for name in _TOKENS:
-        for leaf in (*some, *fixed):
-            if _last(leaf) == name and leaf.rows[0].ndim == 1:
+        for leaf in (*some, *looked.of("vector", "even")):
+            if _last(leaf) == name and leaf.rows[0].ndim == 1 and leaf.rows[0].dtype.kind in "iu":
                 return leaf
     return some[0] if some else None
 

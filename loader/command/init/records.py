@@ -84,6 +84,16 @@ def count_nulls(metadata: Any, empty: dict[str, int]) -> None:
                 empty[name] = empty.get(name, 0) + said.null_count
 
 
+def fill_too(found: Found, held_out: Found) -> None:
+    """What is put where there is nothing only in what is held out."""
+    nulls = found.source.get("nulls", {})
+    more = {n: v for n, v in held_out.source.get("nulls", {}).items() if n not in nulls}
+    if more:
+        found.source["nulls"] = {**nulls, **more}
+        words = f"there is nothing (null) in {', '.join(more)} of what is held out"
+        found.note("nulls", f"{QUESTION}{words}. What is put there instead?")
+
+
 def with_columns(found: Found, schema: Any, empty: dict[str, int]) -> None:
     """Say which columns are taken, if not all, and what is put where there is nothing."""
     taken, out = {}, []

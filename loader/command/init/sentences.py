@@ -35,7 +35,7 @@ def of_text(text: Leaf, others: list[str], chosen: Chosen) -> Chosen:
 
 def of_tokens(tokens: Leaf, found: Found, chosen: Chosen) -> Chosen:
     """A language model of tokens that are there already."""
-    if tokens.kind == "sequence":
+    if tokens.kind in ("sequence", "even"):
         _to_rows(chosen, tokens.name, _length([len(row) for row in tokens.rows]))
     else:
         chosen.steps.append(({"kind": "ShiftTargets", "leaf": tokens.name}, []))

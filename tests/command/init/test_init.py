@@ -146,6 +146,50 @@ def test_all_labels_count_not_only_those_of_the_records_looked_at(folder: Path):
     assert written("rare.parquet")["train"]["task"]["classes"] == 42
 
 
+def test_nulls_of_what_is_held_out_are_asked_for_too(folder: Path):
+    for part, ages in (("train", [3, 4, 5, 6]), ("test", [3, None, 5, 6])):
+        table = {"age": ages, "x": [n / 3 for n in range(4)], "label": [0, 1, 0, 2]}
+        pq.write_table(pa.table(table), f"{part}.parquet")
+    tree = written("*.parquet")
+    assert tree["source"]["nulls"] == tree["held_out"]["source"]["nulls"] == {"age": 0}
+    asked = questions(Path("run.toml").read_text())
+    assert any("age of what is held out" in words for words in asked)
+
+
+TABLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+    "lists of one length": (
+        {"emb": [[n + 0.5, n, 1.0] for n in range(9)], "label": [n % 3 for n in range(9)]},
+        {"kind": "Classify", "input": "emb", "label": "label", "classes": 3}, "",
+    ),
+    "a flag as the label": (
+        {"odd": [n % 2 == 1 for n in range(9)], "x": [n / 7 for n in range(9)], "id": range(9)},
+        {"kind": "Classify", "input": "x", "label": "odd", "classes": 2}, "is odd the label?",
+    ),
+    "a class in words": (
+        {"wide": [n / 7 for n in range(9)], "kind": [["elk", "dog"][n % 2] for n in range(9)]},
+        None, "if it is kind, write it as one",
+    ),
+    "two numbers": (
+        {"size": [n / 7 for n in range(9)], "price": [n * 3.5 for n in range(9)]},
+        {"kind": "Regress", "input": "size", "target": "price"}, "",
+    ),
+    "lists that differ and nothing to learn": (
+        {"x": [[0.5] * n for n in range(9)], "name": [f"n{n}" for n in range(9)], "z": [1.5] * 9},
+        None, "what is to be learned?",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_task_is_chosen_by_what_the_columns_hold(case: str, folder: Path):
+    columns, task, asked = TABLES[case]
+    pq.write_table(pa.table({name: list(values) for name, values in columns.items()}), "t.parquet")
+    assert written("t.parquet").get("train", {}).get("task") == task
+    text = " ".join(Path("run.toml").read_text().replace("#", "").split())
+    assert ("QUESTION" in text) == bool(asked)
+    assert asked in text
+
+
 def test_bad_records_are_masked_if_that_is_wanted(folder: Path):
     (folder / "texts").mkdir()
     for n in range(12):
