@@ -15,7 +15,6 @@ from loader.sources.tensorstore.tensorstore_source import TensorStoreSource
 _LEAST_TOKENS = 1000  # a row of fewer integers is more like the labels of something
 _LENGTHS = (257, 129, 65, 33, 17)  # of windows: one token more than what a model sees
 _ROWS = 40  # windows that there should be
-_MARKERS = ("zarr.json", ".zarray", "attributes.json")
 _SAMPLE_BYTES = 2**22
 _MOST_TOKENS = 2**27  # that are all looked at
 
@@ -79,7 +78,7 @@ def _width(head: bytes, size: int) -> tuple[str, str]:
         return "uint8", "Its size is odd, so it is bytes here"
     if size % 4 == 0 and len(head) >= 8:
         wide = np.frombuffer(head[: len(head) // 4 * 4], np.uint32)
-        if wide.max() < 2**24:  # two tokens of 16 bits would make larger numbers
+        if wide.max() < 2**20:  # more than the vocabularies there are; two of 16 bits make more
             return "uint32", f"As uint32 the values looked at are at most {wide.max()}"
     most = np.frombuffer(head[: len(head) // 2 * 2], np.uint16).max(initial=0)
     return "uint16", f"As uint16 the values looked at are at most {most}"

@@ -58,11 +58,6 @@ class Files:
             )
         return own
 
-    def head(self, count: int) -> bytes:
-        """How the first file that is not empty begins."""
-        name = next((n for n in self.names if self.place.size(n)), self.names[0])
-        return self.place.head(name, count)
-
 
 def _patterns(names: Iterable[str]) -> list[str]:
     """Globs that may name these files, the plainest first."""

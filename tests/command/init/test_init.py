@@ -146,6 +146,13 @@ def test_all_labels_count_not_only_those_of_the_records_looked_at(folder: Path):
     assert written("rare.parquet")["train"]["task"]["classes"] == 42
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("uint16", 250), ("uint16", 60000), ("uint32", 10**5)])
+def test_how_wide_tokens_are_is_seen_by_their_values(dtype: str, most: int, folder: Path):
+    tokens = np.random.default_rng(0).integers(3, most, 2000).astype(dtype)
+    tokens.tofile("some.bin")
+    assert written("some.bin")["source"]["dtype"] == dtype
+
+
 def test_nulls_of_what_is_held_out_are_asked_for_too(folder: Path):
     for part, ages in (("train", [3, 4, 5, 6]), ("test", [3, None, 5, 6])):
         table = {"age": ages, "x": [n / 3 for n in range(4)], "label": [0, 1, 0, 2]}
@@ -219,6 +226,13 @@ def test_the_lines_that_pack_texts_are_right_as_they_are(folder: Path):
 # Files
 
 
+def test_labels_of_what_is_held_out_are_those_of_the_training_images(folder: Path):
+    written(data.image_folders(folder))
+    held_out = read_config("run.toml", ALL_KINDS).held_out
+    assert held_out is not None
+    assert held_out.host_batch_at(0)["label"].tolist()[:2] == [1, 2]  # a dog, an elk
+
+
 def test_a_file_is_replaced_only_if_that_is_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -288,6 +302,12 @@ def _unequal(folder: Path) -> None:
     np.save("in/y.npy", np.zeros(4))
 
 
+def _other_keys(folder: Path) -> None:
+    (folder / "in").mkdir()
+    Path("in/train.jsonl").write_text('{"x": 1.5, "label": 1}\n' * 4)
+    Path("in/test.jsonl").write_text('{"x": 1.5}\n' * 4)
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing there": (_nothing, "there is nothing at 'in': name a file, a folder, a glob"),
     "an empty folder": (lambda f: (f / "in").mkdir(), "in is an empty folder"),
@@ -301,6 +321,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file that was cut off": (_cut_off, "in is not a whole Parquet file"),
     "an array that was cut off": (_short_array, "in has 900 bytes, and says of itself"),
     "arrays of unequal lengths": (_unequal, r"x.npy is float64\[5, 2\], y.npy is float64\[4\]"),
+    "what is held out lacks a leaf": (
+        _other_keys, "its first batch cannot be made: .*test.jsonl.* has no leaf 'label'",
+    ),
     "gzip": (
         lambda f: (f / "in").write_bytes(gzip.compress(b"a" * 99)), r"unpack it \(gunzip\)",
     ),
