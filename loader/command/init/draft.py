@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-from loader.command.config.written import as_key, as_toml
+from loader.command.config.writing import as_key, as_toml
 from loader.command.init.found import QUESTION, Notes, Table
 
 _WIDTH = 100

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from loader.command.config.written import as_toml
+from loader.command.config.writing import as_toml
 from loader.command.init.chosen import Chosen
 from loader.command.init.found import QUESTION, Found, listed_some
 from loader.command.init.leaves import Leaf, largest
