@@ -28,6 +28,7 @@ from loader.command.config.problems import ConfigError, Problem, one_line
 from loader.command.config.sections import TASKS
 from loader.command.config.trust import imported, working_folder_importable
 from loader.command.convert.convert import Name, Target, convert
+from loader.command.init.init import init
 from loader.command.launch.launch import add_parser as add_launch
 from loader.command.peek.peek import peek
 from loader.command.plan.plan import plan
@@ -132,6 +133,11 @@ def _plan(options: argparse.Namespace) -> Shown:
     return facts, lambda console: show_plan(planned, console, drawn)
 
 
+def _init(options: argparse.Namespace) -> Shown:
+    made = init(options.path, ALL_KINDS, options.output, overwrite=options.overwrite)
+    return made.to_json(), made.show
+
+
 def _tokenize(options: argparse.Namespace) -> Shown:
     document = read_document(options.config, options.set)
     workers = None if options.workers is None else Processes(options.workers)
@@ -206,6 +212,15 @@ def _add_convert_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help=words)
 
 
+def _add_init_options(parser: argparse.ArgumentParser) -> None:
+    words = "a file, a folder, a glob, or an address such as gs://bucket/folder"
+    parser.add_argument("path", metavar="PATH", help=words)
+    words = "where to write it (NAME.toml in this folder); - for standard output"
+    parser.add_argument("-o", "--output", metavar="FILE", help=words)
+    words = "replace the file if it is there already"
+    parser.add_argument("--overwrite", action="store_true", help=words)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gristmill", description="A data loader for JAX training loops.")
     parser.add_argument("--version", action="version", version=f"gristmill {__version__}")
@@ -220,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument(argument, type=Path, metavar=metavar)
         return made
 
+    _add_init_options(command("init", _init, "write a configuration for a file, folder or address"))
     command("check", _check, "validate a configuration and print its pipeline", "config")
     peek_ = command("peek", _peek, "look at a batch: pictures, texts, masks, ranges", "config")
     peek_.add_argument("--step", type=int, default=0, help="which batch (0)")

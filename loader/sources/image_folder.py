@@ -18,7 +18,7 @@ from loader.sources.storage.requests import Found
 from loader.sources.storage.stores import address_of, checked_address, is_address, split
 
 # Those that DecodeImage reads, also written in capitals.
-_SUFFIXES = (
+SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"),
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"),
 )
@@ -69,7 +69,7 @@ class ImageFolderSource(FilesSource):
         if classes is None and 0 in counts:
             raise ValueError(
                 f"class {self.classes[counts.index(0)]!r} has no image in {self.folder!r} (a file "
-                f"with one of {', '.join(_SUFFIXES)}): put some there, delete the folder, or give "
+                f"with one of {', '.join(SUFFIXES)}): put some there, delete the folder, or give "
                 "classes=[...] with all names, so that a class may be empty"
             )
         if not any(counts):
@@ -178,4 +178,4 @@ def _images(folder: str) -> list[Found]:
 
 
 def _is_image(name: str) -> bool:
-    return not name.startswith(".") and name.lower().endswith(_SUFFIXES)
+    return not name.startswith(".") and name.lower().endswith(SUFFIXES)

@@ -16,21 +16,28 @@ def section(name: str, value: Any) -> str:
 def _tables(name: str, value: Any) -> Iterator[str]:
     for table in value if isinstance(value, list) else [value]:
         header = f"[[{name}]]" if isinstance(value, list) else f"[{name}]"
-        yield "\n".join([header, *(f"{_key(key)} = {_toml(item)}" for key, item in table.items())])
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML, in one line."""
-    if isinstance(value, dict):
-        return (
-            "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+        yield "\n".join(
+            [header, *(f"{as_key(key)} = {as_toml(item)}" for key, item in table.items())]
         )
+
+
+def as_toml(value: Any) -> str:
+    """A value as TOML, in one line."""
+    if isinstance(value, dict) and value:
+        return (
+            "{ "
+            + ", ".join(f"{as_key(key)} = {as_toml(item)}" for key, item in value.items())
+            + " }"
+        )
+    if isinstance(value, dict):
+        return "{}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     if isinstance(value, str | bool):
         return json.dumps(value, ensure_ascii=False)
     return str(value)
 
 
-def _key(key: str) -> str:
+def as_key(key: str) -> str:
+    """A key as TOML, in quotes where it needs them."""
     return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)

@@ -45,7 +45,7 @@ def find_row_groups(files: StoredFiles, columns: Any, nulls: Any) -> RowGroups:
     forms, counts, begins = None, list[tuple[int, int, int]](), list[int]()
     spans: list[list[tuple[int, int]]] = []
     digest = hashlib.sha256()
-    for file, footer in _footers(files):
+    for file, footer in footers(files):
         begins.append(int(files.sizes[file]) - len(footer))
         digest.update(footer)
         metadata = metadata_of(files.paths[file], footer)
@@ -99,7 +99,7 @@ def _group(metadata: Any, group: int, columns: Any) -> tuple[int, list[tuple[int
     return row_group.num_rows, spans
 
 
-def _footers(files: StoredFiles) -> Iterator[tuple[int, bytes]]:
+def footers(files: StoredFiles) -> Iterator[tuple[int, bytes]]:
     """The footer of each file, to its end."""
     for first in range(0, len(files), _FILES_AT_ONCE):
         some = np.arange(first, min(first + _FILES_AT_ONCE, len(files)))

@@ -1,0 +1,1 @@
+"""From any file, folder or address to a configuration that runs."""
