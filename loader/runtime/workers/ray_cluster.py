@@ -27,6 +27,7 @@ _LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # "clusters over several machines": not this one
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+_HERE = "127.0.0.1"
 _CONNECT_S = 2.0
 _GONE_S = 20.0  # without an answer of the head
 _LOOK_S = 2.0  # from one look at it to the next
@@ -42,9 +43,10 @@ class ClusterGone(Exception):
     """The cluster does not answer any more."""
 
 
-def prepared() -> Any:
+def prepared(address: str | None = None) -> Any:
     """Ray, which reads these variables when it is imported, and when it begins."""
-    named = "ray" in sys.modules or "RAY_ADDRESS" in os.environ
+    address = address or os.environ.get("RAY_ADDRESS")
+    named = "ray" in sys.modules or (address or _HERE).partition(":")[0] != _HERE
     for name, value in {**_PATIENCE, **({} if named else _LOOPBACK)}.items():
         os.environ.setdefault(name, value)
     return _ray()
@@ -54,13 +56,19 @@ def _ray() -> Any:
     return optional("ray", "workers=Ray(...)", "ray")
 
 
-def join(address: str | None, count: int | None) -> str:
-    """Be part of a cluster until `leave`. Gives its address."""
+def join(address: str | None, count: int | None, share: str | None = None) -> str:
+    """Be part of a cluster until `leave`. Gives its address. To share, there must be one."""
     global _users, _cpus, _end_of_ours
     ray = _ray()
     with _lock:
         if not ray.is_initialized():
             address = address or os.environ.get("RAY_ADDRESS") or None
+            if address is None and share is not None:
+                raise ValueError(
+                    f"Ray(share={share!r}) is a service of a cluster that is there already: set "
+                    "RAY_ADDRESS or give address ('auto': the one of this machine). To start one "
+                    f"on this machine: gristmill serve CONFIG --name {share} --workers 4"
+                )
             if address is None:
                 _end_of_ours = _started(ray, max(count or 0, cores()))
             elif address != "auto" and not answers(address):  # Ray would try for minutes
