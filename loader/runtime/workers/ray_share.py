@@ -6,7 +6,6 @@ makes them, and when one is too late, is the service's matter.
 
 import hashlib
 import os
-import pickle
 import socket
 import sys
 import time

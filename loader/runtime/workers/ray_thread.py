@@ -143,4 +143,3 @@ def noted(events: queue.SimpleQueue[Any], ref: Any, *whose: Any) -> None:
         events.put(("answer", *whose, None if error else future.result(), error))
 
     ref.future().add_done_callback(note)
-
