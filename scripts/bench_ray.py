@@ -56,9 +56,9 @@ def _waits_per_s(count: int) -> float:
 
 def _two_jobs(kind: Ray) -> float:
     """Batches a second that two jobs get together, each at its own speed."""
-    with ThreadPoolExecutor(2) as pool, _loader(kind, 16, Wait()) as one:
-        with _loader(kind, 16, Wait()) as other:
-            return sum(pool.map(lambda job: _per_s(job, 100, 300), (one, other)))
+    one, other = (_loader(kind, 16, Wait()) for _ in range(2))
+    with ThreadPoolExecutor(2) as pool, one, other:
+        return sum(pool.map(lambda job: _per_s(job, 100, 300), (one, other)))
 
 
 def _per_s(batches: Iterator[Any], first: int, timed: int) -> float:

@@ -67,8 +67,9 @@ class Served:
         try:
             ray = ray_cluster.prepared()
             if self.own and (handle := services(ray).get(self.name)) is not None:
-                with contextlib.suppress(ray.exceptions.RayActorError):
-                    ray.get(handle.wait.remote())
+                with contextlib.suppress(ray.exceptions.ActorDiedError):
+                    # With retries: if its process dies, Ray starts it again.
+                    ray.get(handle.wait.options(max_task_retries=-1).remote())
                 time.sleep(_GRACE_S)
         finally:
             ray_cluster.leave()

@@ -1,9 +1,9 @@
 """The program that removes what a local Ray cluster leaves behind, however its trainer has ended.
 
 Ray's processes end with the trainer, but for two that first try for a minute to tell others of it.
-Each of them has a log open in the folder of the cluster, by which it is known. So has a program that
-has joined the cluster, but a log of another name: it is left alone. The end of standard input says
-that the trainer has ended, or wants the cluster no more.
+Each of them has a log open in the folder of the cluster, by which it is known. So has a program
+that has joined the cluster, but a log of another name: it is left alone. The end of standard input
+says that the trainer has ended, or wants the cluster no more.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -25,7 +25,6 @@ from loader.runtime.workers.ray_cluster import prepared
 from loader.runtime.workers.ray_host import Flat, versions
 from loader.runtime.workers.ray_job import ActorJob, Sent, Task
 from loader.runtime.workers.ray_seat import Seat
-from loader.runtime.workers.same_data import other_data
 from loader.state.fingerprint import differing_fields
 
 _STEPS_KEPT = 32  # of each work, besides those that a job has asked for ahead
@@ -195,9 +194,6 @@ class Service:
                     f"was started with {name}={self._terms[name]!r}, not {asked!r}: leave "
                     f"out {name}, or end it with gristmill serve --stop {self._name}"
                 )
-        sent = self._sources.get(who["source"])
-        if sent is not None and (words := other_data(who["data"], sent.data)) is not None:
-            return words
         return None
 
     def _added(
@@ -211,7 +207,8 @@ class Service:
             if source is None:
                 return None
             data, memory = source
-            sent = Sent((data, [pickle.PickleBuffer(each) for each in memory]), who["data"])
+            buffers = [pickle.PickleBuffer(part) for part in cast("list[Any]", memory)]
+            sent = Sent((data, buffers), who["data"])
             sent.refs(prepared())
             self._sources[who["source"]] = sent
         if len(self._works) >= _WORKS_KEPT:

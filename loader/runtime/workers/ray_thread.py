@@ -60,7 +60,7 @@ class RayThread:
     def _begin(self) -> None:
         raise NotImplementedError
 
-    def _heard(self, *answer: Any) -> None:
+    def _heard(self, whose: Any, what: Any, answer: Any, error: BaseException | None, /) -> None:
         """See what has come."""
         raise NotImplementedError
 
@@ -135,11 +135,11 @@ class RayThread:
             ray_cluster.leave()
 
 
-def noted(events: queue.SimpleQueue[Any], ref: Any, *whose: Any) -> None:
+def noted(events: queue.SimpleQueue[Any], ref: Any, whose: Any, what: Any) -> None:
     """Have the answer told when it comes. It is read by a thread of Ray's, where it is."""
 
     def note(future: Any) -> None:
         error = future.exception()
-        events.put(("answer", *whose, None if error else future.result(), error))
+        events.put(("answer", whose, what, None if error else future.result(), error))
 
     ref.future().add_done_callback(note)
