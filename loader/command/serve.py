@@ -25,7 +25,7 @@ from loader.runtime.workers.parcels import refuse_what_cannot_travel
 from loader.runtime.workers.ray_kind import Ray
 from loader.runtime.workers.ray_share import services, stop_service
 
-_ANSWER_S = 10.0
+_ANSWER_S = 60.0
 _GRACE_S = 1.0  # for those who used the service, and who stopped it, to leave the cluster
 
 

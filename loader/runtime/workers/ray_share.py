@@ -4,6 +4,7 @@ Steps are asked as they are wanted; where the result is comes back, and it is re
 makes them, and when one is too late, is the service's matter.
 """
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -233,8 +234,11 @@ class ServiceCrew:
 def services(ray: Any) -> dict[str, Any]:
     """The handles of those that are there."""
     there = ray.util.list_named_actors(all_namespaces=True)
-    names = sorted(each["name"] for each in there if each["namespace"] == NAMESPACE)
-    return {name: ray.get_actor(name, namespace=NAMESPACE) for name in names}
+    found = {}
+    for name in sorted(each["name"] for each in there if each["namespace"] == NAMESPACE):
+        with contextlib.suppress(ValueError):  # it has just ended
+            found[name] = ray.get_actor(name, namespace=NAMESPACE)
+    return found
 
 
 def stop_service(ray: Any, name: str) -> None:
