@@ -205,8 +205,9 @@ class DataLoader(
             cursor.agreed = True
         cursor.placed = placed
         place = functools.partial(self._placing.place, self.pipeline) if placed else None
+        work = HostWork(self.pipeline, rows, self._fingerprint)
         at = cursor.step, self.prefetch, self._recorder.asked_again, self._employer.chosen
-        cursor.line = self._employer.line(HostWork(self.pipeline, rows), place, *at)
+        cursor.line = self._employer.line(work, place, *at)
         return cursor.line
 
     def _count(self, step: int, made: Made) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,18 @@ def on_ray() -> dict[str, float]:
     with keeps:
         one, eight = (_waits_per_s(count) for count in (1, 8))
         bare, ours = _handed_over()
+        shared, apart = _two_jobs(_ray(4, share="two jobs")), _two_jobs(_ray(2))
     return {
         f"batches of {_MIB} MiB, times a bare loop": ours / bare,
         f"batches of {_MIB} MiB, ms": 1e3 / ours,
         "a wait of 20 ms, eight actors, times one": eight / one,
+        "two jobs on a service of four actors, times two with two actors each": shared / apart,
     }
 
 
-def _ray(count: int, ahead: int | None = None) -> Ray:
+def _ray(count: int, ahead: int | None = None, share: str | None = None) -> Ray:
     """Actors that find a place on any number of cores: most of them only wait."""
-    return Ray(count, ahead=ahead, options={"num_cpus": 0})
+    return Ray(count, ahead=ahead, options={"num_cpus": 0}, share=share)
 
 
 def _loader(kind: Ray, width: int, *operators: Any) -> DataLoader:
@@ -49,6 +52,13 @@ def _loader(kind: Ray, width: int, *operators: Any) -> DataLoader:
 def _waits_per_s(count: int) -> float:
     with _loader(_ray(count, 3 * count), 16, Wait()) as loader:
         return _per_s(loader, 40 * count, 40 * count)
+
+
+def _two_jobs(kind: Ray) -> float:
+    """Batches a second that two jobs get together, each at its own speed."""
+    one, other = (_loader(kind, 16, Wait()) for _ in range(2))
+    with ThreadPoolExecutor(2) as pool, one, other:
+        return sum(pool.map(lambda job: _per_s(job, 100, 300), (one, other)))
 
 
 def _per_s(batches: Iterator[Any], first: int, timed: int) -> float:

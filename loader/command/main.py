@@ -21,6 +21,7 @@ from rich.console import Console
 
 import operators
 from loader.command import check, state
+from loader.command import serve as serving
 from loader.command.bench.verdict import bench
 from loader.command.config.config import read_config, read_document
 from loader.command.config.kinds import KINDS
@@ -68,6 +69,8 @@ def run(options: argparse.Namespace, program: str) -> int:
                 print(json.dumps(numbers, indent=2, allow_nan=False))
             else:
                 show(Console(soft_wrap=not sys.stdout.isatty()))
+            if "then" in options:
+                options.then()
             return 0
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -153,6 +156,21 @@ def _convert(options: argparse.Namespace) -> Shown:
     return made.to_json(), made.show
 
 
+def _serve(options: argparse.Namespace) -> Shown:
+    if options.list:
+        found = serving.listed(options.address)
+        return found, lambda console: serving.show_list(found, console)
+    if options.stop is not None:
+        serving.stop(options.stop, options.address)
+        return {"stopped": options.stop}, lambda console: console.print(f"{options.stop} has ended")
+    if options.config is None:
+        raise ValueError("give a configuration, or --list, or --stop NAME")
+    config = read_config(options.config, ALL_KINDS, options.set, options.trust)
+    served = serving.serve(config.loader, options.name, options.workers, options.address)
+    options.then = served.wait
+    return served.to_json(), served.show
+
+
 def _state_show(options: argparse.Namespace) -> Shown:
     file = Path(options.file)
     if file.is_file() and is_stream_document(epath.Path(file)):
@@ -229,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Any, words: str, *names: str, within: Any = commands) -> Any:
         made = within.add_parser(name, help=words, description=words)
         made.set_defaults(run=run)
-        add_common(made, changes=names == ("config",))
+        add_common(made, changes=name == "serve" or names == ("config",))
         for argument in names:
             metavar = "CONFIG" if argument == "config" else "FILE"
             made.add_argument(argument, type=Path, metavar=metavar)
@@ -257,6 +275,8 @@ def _parser() -> argparse.ArgumentParser:
     tokenize_.add_argument("--workers", type=int, metavar="N", help=words)
     words = "write the records of any source once, into shards; print the [source] that reads them"
     _add_convert_options(command("convert", _convert, words, "config"))
+    serve = command("serve", _serve, "make host batches for several jobs, on a Ray cluster")
+    serving.add_options(serve)
     states = commands.add_parser("state", help="look at a saved state, compare two")
     states = states.add_subparsers(required=True, metavar="show|diff")
     command("show", _state_show, "a state in words", "file", within=states)

@@ -60,7 +60,7 @@ def measure(loader: DataLoader, step: Step | None, seconds: float) -> Look:
     laps = laps_of(loader, step)
     _warm_up(loader, laps, seconds / 2)
     stats, kind = loader.stats(), kind_at_work(loader)
-    workers = max(kind.helpers, getattr(kind, "count", len(stats.workers)))
+    workers = max(kind.helpers, getattr(kind, "count", None) or len(stats.workers))
     began, processor = time.perf_counter(), time.process_time()
     taken = [next(laps) for _ in range(workers + 1)]
     while time.perf_counter() < began + seconds:

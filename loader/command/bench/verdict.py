@@ -7,6 +7,7 @@ stages. Where the workers are busy with it, threads are tried against processes.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,7 @@ class Verdict:
     advice: str
     trial: Trial | None = None
     notes: tuple[str, ...] = ()
+    keep_up: int | None = None  # so many workers would, where host work holds up a step
 
     def to_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
@@ -69,9 +71,12 @@ def bench(loader: DataLoader, *, seconds: float, step: Step | None = None) -> Ve
     with loader:
         look = measure(loader, step, seconds)
     part = bottleneck(look)
-    trial = tried(loader, step, look, seconds) if is_host_work(look, part) else None
+    works = is_host_work(look, part)
+    trial = tried(loader, step, look, seconds) if works else None
+    enough = keep_up(look) if works else None
+    notes = [*keep_up_in_words(look, enough), *_notes(look, loader)]
     words = _reason(look, part), advice(look, part, trial)
-    return Verdict(look, part, *words, trial, tuple(_notes(look, loader)))
+    return Verdict(look, part, *words, trial, tuple(notes), enough)
 
 
 def bottleneck(look: Look) -> str:
@@ -101,6 +106,26 @@ def is_host_work(look: Look, part: str) -> bool:
         return part not in ("step", "place", "device")
     reads = part == "read" and look.busy_cores >= _BUSY_CORES
     return reads or part in ("mapped", "operators", "batch")
+
+
+def keep_up(look: Look) -> int | None:
+    """How many workers, each with a core, would make batches as fast as the step takes them."""
+    return math.ceil(_one_worker_ms(look) / look.step_ms) if look.step_ms else None
+
+
+def _one_worker_ms(look: Look) -> float:
+    return sum(look.stages_ms[stage] for stage in _MAKING if stage != "place")
+
+
+def keep_up_in_words(look: Look, enough: int | None) -> Iterator[str]:
+    if enough is not None:
+        where = "this machine has so many cores"
+        if enough > look.cores:
+            where = f"{workers_line('Ray', enough)} under [loader], on a cluster"
+        yield (
+            f"host work takes {_one_worker_ms(look):,.2f} ms of one worker for each batch, the "
+            f"step {look.step_ms:,.2f} ms: {enough} worker(s) would keep up ({where})"
+        )
 
 
 def _reason(look: Look, part: str) -> str:

@@ -177,6 +177,8 @@ def _common(
         except Exception as error:
             reader.note((*where, place), one_line(error))
             return None
+    if within and getattr(settings.workers, "share", None) is not None:
+        settings = dataclasses.replace(settings, workers="auto")  # a service has one source
     alike = ("batch_size", "workers", "prefetch", "on_error", "retries")
     return {"source": source, "operators": made, **{key: getattr(settings, key) for key in alike}}
 

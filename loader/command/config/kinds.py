@@ -127,6 +127,7 @@ def _ray(
     ahead: int | None = None,
     timeout_s: float = 60.0,
     restarts: int = 3,
+    share: str | None = None,
 ) -> Ray:
     """As the class, but a configuration brings in no code: neither a cluster's nor packages."""
     if "runtime_env" in (options or {}):
@@ -134,7 +135,7 @@ def _ray(
             "runtime_env brings in code: write a function that gives Ray(...), and name it, as in "
             'workers = { kind = "my_module:workers" }'
         )
-    return Ray(count, None, options, ahead, timeout_s, restarts)
+    return Ray(count, None, options, ahead, timeout_s, restarts, share)
 
 
 _AS_THEY_ARE = (

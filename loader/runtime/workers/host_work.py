@@ -1,13 +1,19 @@
 """The host work of a loader: the batches of a pipeline, as workers are asked for them."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from loader.records.integers import Int64s
+from loader.records.jax_settings import deciding_settings
 from loader.runtime.host_pipeline import HostPipeline, Made
 from loader.sources.reading import stored_pieces
 from loader.sources.storage.stored_files import StoredPieces
+from loader.state.fingerprint import Fingerprint
+from loader.state.resuming import mixture_at
 
 _RECORDS_SHOWN = 4
 
@@ -18,6 +24,10 @@ class HostWork:
 
     pipeline: HostPipeline
     rows: Int64s | None = None
+    fingerprint: Fingerprint | None = None
+
+    def __reduce__(self) -> Any:
+        return HostWork, (self.pipeline, self.rows)  # a worker needs no fingerprint
 
     @property
     def source(self) -> Any:
@@ -50,6 +60,21 @@ class HostWork:
         for bound in self.pipeline.transforms:
             yield f"operators[{bound.place}]", bound.transform
         yield "batcher", self.pipeline.batcher
+
+    def known_by(self) -> dict[str, Any]:
+        """What tells this work from others: where it is equal, so are the batches of all steps."""
+        assert self.fingerprint is not None, "it is the work of a loader"
+        pipeline, plan = self.pipeline, self.pipeline.plan
+        rows = np.arange(plan.batch_size) if self.rows is None else self.rows
+        return {
+            "fingerprint": self.fingerprint.digests,
+            "plan": dataclasses.astuple(plan),
+            "mixture": mixture_at(plan.origin_position, pipeline.source),
+            "microbatches": pipeline.microbatches,
+            "with_index": pipeline.with_index,
+            "rows": hashlib.sha256(np.asarray(rows, np.int64).tobytes()).hexdigest(),
+            "settings": deciding_settings(),
+        }
 
     def named(self, step: int) -> str:
         return f"batch {step}"

@@ -1,8 +1,7 @@
 """The thread that looks after actors: starts them, asks them, and replaces them.
 
-It alone talks to Ray, and what it must know comes through one queue: steps that are wanted, and
-answers. Each actor has one thing to do at a time, so that a slow one holds up nothing but that. A
-step that takes far longer than others is asked of a second actor too; the first answer counts.
+Each actor has one thing to do at a time, so that a slow one holds up nothing but that. A step that
+takes far longer than others is asked of a second actor too; the first answer counts.
 """
 
 import collections
@@ -10,93 +9,48 @@ import contextlib
 import functools
 import logging
 import os
-import queue
 import socket
 import statistics
 import sys
 import time
-import weakref
-from collections.abc import Mapping
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from loader.records.jax_settings import deciding_settings
-from loader.runtime.helper_threads import HelperThreads
 from loader.runtime.host_pipeline import Made
 from loader.runtime.workers import ray_cluster
 from loader.runtime.workers.kinds import Answer, WorkerLost
 from loader.runtime.workers.ray_host import maker, unflat, versions
-from loader.runtime.workers.ray_job import ActorJob, Task
+from loader.runtime.workers.ray_job import Task
 from loader.runtime.workers.ray_seat import Seat
+from loader.runtime.workers.ray_thread import RayThread, noted
 from loader.runtime.workers.same_data import other_data
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0  # to find a place, import what is needed, and load
-_TICK_S = 0.25
 _HELD_UP_S = 1.0  # between two looks at the actors, what is longer is not charged to them
 _SLOW, _SLOW_S = 3, 1.0  # a slow step takes so many times the median, and so long
 _REMEMBERED = 100  # steps of which the median is taken
 
 
-class Actors:
+class Actors(RayThread):
     """Looks after the actors of a kind, until it is stopped or its owner is gone."""
 
     def __init__(self, owner: Any, kind: Any) -> None:
-        self._owner = weakref.ref(owner)
-        self._kind = kind
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._stopped = False
-        self._error: BaseException | None = None  # once the thread has ended
         self._settings = deciding_settings()
         self._versions = versions()
-        self._waiting: collections.deque[Task] = collections.deque()
         self._seats: list[Seat] = []
         self._took_s: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
         self._failed_starts = 0
         self._looked = time.monotonic()  # when it was last seen who takes too long
         self._warned = False
-        self.threads = HelperThreads(1, self._run, self.stop, "gristmill-ray", uses_jax=False)
-
-    # Called by others
-
-    def tell(self, task: Task) -> None:
-        self._events.put(("wanted", task))
-        if self._error is not None:  # nobody may take it from there
-            with contextlib.suppress(InvalidStateError):
-                task.future.set_exception(self._error)
-
-    def stop(self) -> None:
-        """Tell the thread to end the actors, and do not wait."""
-        self._stopped = True
-        self._events.put(("stop",))
-
-    # The thread
-
-    def _run(self) -> None:
-        error: BaseException | None = None
-        joined = False
-        try:
-            address = ray_cluster.join(self._kind.address, self._kind.count)
-            joined, head = True, ray_cluster.Head(address, self._kind.timeout_s)
-            self._begin()
-            while not self._stopped and self._owner() is not None:
-                self._hear()
-                self._hand_out()
-                self._end_the_late()
-                head.look()
-        except BaseException as caught:  # those who wait for an answer must see it
-            error = caught
-            if not isinstance(error, ray_cluster.ClusterGone | ValueError | ConnectionError):
-                logger.exception("the thread that looks after Ray actors has failed")
-        finally:
-            self._end(error, joined)
+        super().__init__(owner, kind)
 
     def _begin(self) -> None:
-        self._ray = ray = ray_cluster.prepared()
         count = self._kind.count or ray_cluster.cpus()
         self._starts = self._kind.restarts * count
-        self._make = maker(ray, self._kind.options or {})
+        self._make = maker(self._ray, self._kind.options or {})
         self._seats = [self._started(f"actor {number}") for number in range(count)]
 
     def _started(self, name: str) -> Seat:
@@ -118,29 +72,21 @@ class Actors:
         except self._ray.exceptions.RayError as error:  # it is known to be dead
             self._events.put(("answer", seat, turn, None, error))
             return
-        seat.ref.future().add_done_callback(functools.partial(_noted, self._events, seat, turn))
+        noted(self._events, seat.ref, seat, turn)
 
-    def _hear(self) -> None:
-        """See what has come, and wait a little if nothing has."""
-        with contextlib.suppress(queue.Empty):
-            event = self._events.get(timeout=_TICK_S)
-            while True:
-                kind, *rest = event
-                if kind == "wanted":
-                    self._waiting.append(rest[0])
-                elif kind == "answer":
-                    self._heard(*rest)
-                event = self._events.get_nowait()
-        for task in [task for task in self._waiting if task.is_over()]:
-            self._waiting.remove(task)
-            task.future.cancel()
+    def _go_on(self) -> None:
+        self._hand_out()
+        self._end_the_late()
+
+    def _under_way(self) -> Iterable[Task]:
+        return [seat.task for seat in self._seats if seat.task is not None]
 
     def _hand_out(self) -> None:
         """Give a step to each actor that has nothing to do; the earliest first."""
         for seat in self._seats:
             if seat.doing is not None:
                 continue
-            task = min(self._waiting, key=lambda task: task.step, default=None) or self._slow()
+            task = self._next() or self._slow()
             if task is None:
                 return
             seat.job = task.job
@@ -156,7 +102,14 @@ class Actors:
                     self._waiting.remove(task)
                 seat.task = task
                 task.seats.append(seat)
-                self._ask(seat, "step", seat.actor.ask.remote, "step", view.number, task.step)
+                self._ask(seat, "step", self._step_of(seat), view.number, task.step)
+
+    def _next(self) -> Task | None:
+        return min(self._waiting, key=lambda task: task.step, default=None)
+
+    def _step_of(self, seat: Seat) -> Any:
+        """What makes a step, as Ray calls it."""
+        return functools.partial(seat.actor.ask.remote, "step")
 
     def _slow(self) -> Task | None:
         """A step that takes far longer than others, and was asked of one actor only."""
@@ -193,16 +146,20 @@ class Actors:
             self._has_loaded(seat, rest[0])
         else:
             self._took_s.append(took_s)
-            self._answer(seat, task, rest[0])
+            self._answer(seat, task, self._result(seat, *rest))
 
-    def _answer(self, seat: Seat, task: Task | None, parcel: Any) -> None:
+    def _result(self, seat: Seat, parcel: Any, good: bool) -> Callable[[], Answer]:
+        """What reads an answer."""
+        return functools.partial(unflat, parcel)
+
+    def _answer(self, seat: Seat, task: Task | None, result: Callable[[], Answer]) -> None:
         """Hand a result, or an error of the user's code, to the one who has asked."""
         self._failed_starts = 0
         self._hand_out()  # while this is read, the actor goes on
         if task is None or task.is_over() or not task.begin_answer():
             return
         try:
-            answer: Answer = unflat(parcel)
+            answer = result()
         except Exception as error:  # of unpickling: the loop must see it
             task.future.set_exception(error)
             return
@@ -236,12 +193,6 @@ class Actors:
             )
         self._fail(RuntimeError(f"{why}\n{text}".rstrip()), seat.job)
         self._ask_ready(seat)  # the cause may be gone by then
-
-    def _fail(self, error: BaseException, job: ActorJob | None = None) -> None:
-        for task in [task for task in self._waiting if job is None or task.job is job]:
-            self._waiting.remove(task)
-            if task.begin_answer():
-                task.future.set_exception(error)
 
     def _ended_one(self, seat: Seat, error: BaseException) -> None:
         """An actor has ended, or its node has, or its answer was lost."""
@@ -306,30 +257,11 @@ class Actors:
             self._warned = True
             logger.warning("%s. The others go on without it", words)
 
-    def _end(self, error: BaseException | None, joined: bool) -> None:
-        self._error = error = error or RuntimeError("the Ray actors have ended")
-        with contextlib.suppress(queue.Empty):
-            while True:
-                event = self._events.get_nowait()
-                if event[0] == "wanted":
-                    self._waiting.append(event[1])
-        self._waiting.extend(seat.task for seat in self._seats if seat.task is not None)
-        self._fail(error)
-        if isinstance(error, ray_cluster.ClusterGone):
-            ray_cluster.abandon()
-            return
+    def _finish(self) -> None:
         for seat in self._seats:
             with contextlib.suppress(Exception):  # the user may have left the cluster
                 self._ray.kill(seat.actor, no_restart=True)
         self._seats = []
-        if joined:
-            ray_cluster.leave()
-
-
-def _noted(events: queue.SimpleQueue[Any], seat: Seat, turn: int, future: Future[Any]) -> None:
-    """Called by a thread of Ray's: the answer is read where it is."""
-    error = future.exception()
-    events.put(("answer", seat, turn, None if error else future.result(), error))
 
 
 def _in_words(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """The program that removes what a local Ray cluster leaves behind, however its trainer has ended.
 
 Ray's processes end with the trainer, but for two that first try for a minute to tell others of it.
-Each of them has a log open in the folder of the cluster, by which it is known. The end of standard
-input says that the trainer has ended, or wants the cluster no more.
+Each of them has a log open in the folder of the cluster, by which it is known. So has a program
+that has joined the cluster, but a log of another name: it is left alone. The end of standard input
+says that the trainer has ended, or wants the cluster no more.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+_OF_A_PROGRAM = "python-core-driver"  # how the log of one that has joined begins
 _GRACE_S = 1.0  # to end by themselves
 _TRIES = 20
 
@@ -38,13 +40,14 @@ def _pids() -> list[int]:
 
 
 def _is_of(pid: int, folder: str) -> bool:
-    """Whether a process has a file of the folder open."""
+    """Whether a process has files of the folder open, and has not just joined the cluster."""
+    names = []
     with contextlib.suppress(OSError):  # it has ended, or is somebody else's
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                if os.readlink(link).startswith(f"{folder}/"):
-                    return True
-    return False
+                if (path := os.readlink(link)).startswith(f"{folder}/"):
+                    names.append(os.path.basename(path))
+    return bool(names) and not any(name.startswith(_OF_A_PROGRAM) for name in names)
 
 
 if __name__ == "__main__":

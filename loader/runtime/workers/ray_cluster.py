@@ -4,6 +4,7 @@ What `Ray` starts itself listens on 127.0.0.1 only, has no dashboard and reports
 """
 
 import atexit
+import contextlib
 import importlib
 import os
 import queue
@@ -14,7 +15,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ _PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(24 * 3600)}
 _LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # "clusters over several machines": not this one
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # actors could not use these processes
 }
+_HERE = "127.0.0.1"
 _CONNECT_S = 2.0
 _GONE_S = 20.0  # without an answer of the head
 _LOOK_S = 2.0  # from one look at it to the next
@@ -42,9 +45,10 @@ class ClusterGone(Exception):
     """The cluster does not answer any more."""
 
 
-def prepared() -> Any:
+def prepared(address: str | None = None) -> Any:
     """Ray, which reads these variables when it is imported, and when it begins."""
-    named = "ray" in sys.modules or "RAY_ADDRESS" in os.environ
+    address = address or os.environ.get("RAY_ADDRESS")
+    named = "ray" in sys.modules or _host(address or _HERE) != _HERE
     for name, value in {**_PATIENCE, **({} if named else _LOOPBACK)}.items():
         os.environ.setdefault(name, value)
     return _ray()
@@ -54,13 +58,19 @@ def _ray() -> Any:
     return optional("ray", "workers=Ray(...)", "ray")
 
 
-def join(address: str | None, count: int | None) -> str:
-    """Be part of a cluster until `leave`. Gives its address."""
+def join(address: str | None, count: int | None, share: str | None = None) -> str:
+    """Be part of a cluster until `leave`. Gives its address. To share, there must be one."""
     global _users, _cpus, _end_of_ours
     ray = _ray()
     with _lock:
         if not ray.is_initialized():
             address = address or os.environ.get("RAY_ADDRESS") or None
+            if address is None and share is not None:
+                raise ValueError(
+                    f"Ray(share={share!r}) is a service of a cluster that is there already: set "
+                    "RAY_ADDRESS, or give address. To start one on this machine: gristmill serve "
+                    f"CONFIG --name {share} --workers 4, which says what to set"
+                )
             if address is None:
                 _end_of_ours = _started(ray, max(count or 0, cores()))
             elif address != "auto" and not answers(address):  # Ray would try for minutes
@@ -69,7 +79,8 @@ def join(address: str | None, count: int | None) -> str:
                     "machine, or leave out address (and RAY_ADDRESS) for one on this machine"
                 )
             else:
-                ray.init(address=address, logging_level="error")
+                with _on_loopback(_host(address) == _HERE):
+                    ray.init(address=address, logging_level="error")
                 _end_of_ours = ray.shutdown
             _users = 0
         elif address not in (None, "auto", found := _address(ray)):
@@ -148,22 +159,33 @@ def _started(ray: Any, cpus: int) -> Callable[[], None]:
 
 
 def _init(ray: Any, folder: str, cpus: int) -> None:
+    with warnings.catch_warnings(), _on_loopback():
+        # JAX warns of every fork. Here another program follows at once.
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            logging_level="error",
+            _temp_dir=folder,
+        )
+
+
+@contextlib.contextmanager
+def _on_loopback(wanted: bool = True) -> Iterator[None]:
+    """Have Ray take this machine for 127.0.0.1, and not for the address of its network card."""
     constants: Any = importlib.import_module("ray._private.ray_constants")
     # Ray reads this when it is imported, which may have been before `prepared`.
-    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = before and not wanted
     try:
-        with warnings.catch_warnings():
-            # JAX warns of every fork. Here another program follows at once.
-            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                logging_level="error",
-                _temp_dir=folder,
-            )
+        yield
     finally:
         constants.ENABLE_RAY_CLUSTER = before
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]") or address
 
 
 def _address(ray: Any) -> str:
@@ -196,9 +218,9 @@ class Head:
 
 def answers(address: str) -> bool:
     """Whether there is something that takes connections."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        port = int(address.rpartition(":")[2])
+        socket.create_connection((_host(address), port), _CONNECT_S).close()
     except (OSError, ValueError):
         return False
     return True

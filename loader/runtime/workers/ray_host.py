@@ -56,6 +56,11 @@ def actor_class() -> type:
                 return ("unknown",)
             return getattr(self._host, what)(*arguments)
 
+        def step_apart(self, view: int, step: int) -> tuple[Any, Any]:
+            """What is said of a step, and its result: that stays where it is until it is wanted."""
+            kind, *made = self.ask("step", view, step)
+            return ((kind, None, made[1]), made[0]) if made else ((kind,), None)
+
     return GristmillActor
 
 
@@ -115,13 +120,13 @@ class Host:
             return "refused", f"cannot load {what}: {type(error).__name__}: {error}", text
 
     def step(self, view: int, step: int) -> tuple[Any, ...]:
-        """Make a step, or say what went wrong."""
+        """Make a step, or say what went wrong; and which of the two."""
         if view not in self._views:
             return ("unknown",)
         try:
-            return "made", flat(self._views[view](step))
+            return "made", flat(self._views[view](step)), True
         except Exception as error:  # it is the trainer's to raise
-            return "made", flat(sendable(error, self._name))
+            return "made", flat(sendable(error, self._name)), False
 
 
 def _fetched(refs: list[Any]) -> Flat:

@@ -58,10 +58,12 @@ class ActorJob:
 class Task:
     """A step that was asked for, and the actors that make it."""
 
-    job: ActorJob
+    job: Any
     step: int
     future: Future[Answer] = dataclasses.field(default_factory=Future)
     seats: list[Any] = dataclasses.field(default_factory=list)
+    by: str = ""  # of a service: who has made it
+    ref: Any = None  # and where its result is
 
     def is_over(self) -> bool:
         """Whether nobody wants its answer any more."""

@@ -6,12 +6,14 @@ from typing import Any
 
 from loader.records.integers import checked_int
 from loader.records.work import Work
-from loader.runtime.workers.kinds import RemoteKind, WorkerLost
+from loader.runtime.workers.kinds import Crew, RemoteKind, WorkerLost
 from loader.runtime.workers.long_work import LongWorkKind
 from loader.runtime.workers.parcels import packed_source, packed_view
 from loader.runtime.workers.ray_actors import Actors
 from loader.runtime.workers.ray_cluster import ClusterGone, cpus, prepared
 from loader.runtime.workers.ray_job import ActorJob, Sent
+from loader.runtime.workers.ray_share import ServiceCrew
+from loader.runtime.workers.ray_thread import ServiceGone
 from loader.runtime.workers.same_data import seen_data
 
 _SOURCES_KEPT = 2  # that stay in the object store after their loop has ended
@@ -27,6 +29,9 @@ class Ray(RemoteKind, LongWorkKind):
     that dies, or takes longer than `timeout_s` for one batch, is replaced, and its batch is made by
     another. A batch that has cost `restarts` actors ends the run. `ahead` steps are under way at
     once, by default two for each actor.
+
+    Jobs that `share` a name use the same actors, which stay until they are stopped: of equal
+    batches, those near each other are made once. The first of them says what the actors are.
     """
 
     count: int | None = None
@@ -35,6 +40,7 @@ class Ray(RemoteKind, LongWorkKind):
     ahead: int | None = None
     timeout_s: float = 60.0
     restarts: int = 3
+    share: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("count", "ahead"):
@@ -52,6 +58,8 @@ class Ray(RemoteKind, LongWorkKind):
                 "on a node of the cluster"
             )
         _refuse_options(self.options)
+        if self.share is not None and not (isinstance(self.share, str) and self.share):
+            raise ValueError(f"Ray: share is the name of a service, got {self.share!r}")
 
     shares_memory = True
 
@@ -61,11 +69,13 @@ class Ray(RemoteKind, LongWorkKind):
     def explained(self, error: BaseException, step: str) -> BaseException:
         if isinstance(error, ClusterGone):
             return WorkerLost(f"{step} was not made: {error}", "the cluster has gone")
+        if isinstance(error, ServiceGone):
+            return WorkerLost(f"{step} was not made: {error}", "the service was stopped")
         return error
 
-    def begin(self) -> "ActorCrew":
-        prepared()
-        return ActorCrew(self)
+    def begin(self) -> Crew:
+        prepared(self.address)
+        return ActorCrew(self) if self.share is None else ServiceCrew(self)
 
 
 # What decides how the actors are asked is not for others to set.

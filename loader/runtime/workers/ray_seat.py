@@ -15,6 +15,7 @@ class Seat:
         self.name = self.where = name
         self.actor = actor
         self.ref: Any = None  # of what it was asked last
+        self.result: Any = None  # of a service: where the result of its step will be
         self.turn = 0  # how often it was asked
         self.doing: str | None = None  # "start", "source", "view", "step"; None: it waits
         self.since = 0.0

@@ -57,6 +57,15 @@ def test_a_file_says_who_makes_the_batches(folder: Path):
         assert read_config("some.toml", ALL_KINDS, changes).loader.workers == Processes(2)
 
 
+def test_a_service_is_for_the_data_that_is_trained_on_and_not_for_what_is_held_out(folder: Path):
+    line = 'workers = { kind = "Ray", share = "sweep" }'
+    (folder / "some.toml").write_text(GOOD.replace("steps = 3", line) + HELD_OUT)
+    config = read_config("some.toml", ALL_KINDS)
+    assert config.loader.workers == Ray(share="sweep")
+    assert config.held_out is not None
+    assert config.held_out.workers == Auto()
+
+
 @pytest.mark.parametrize(("old", "count"), [("3", 3), ("0", 1), ('"some"', 2)])
 def test_the_old_key_threads_is_an_error_with_the_line_to_paste(old: str, count: int, folder: Path):
     text = GOOD.replace("steps = 3", f"threads = {old}")

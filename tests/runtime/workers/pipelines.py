@@ -81,6 +81,20 @@ class Once:
         raise LookupError(f"record {self.record} is not to my taste")
 
 
+class RaisesWhile:
+    """Raises at a record, as long as a file is there."""
+
+    version = 1
+
+    def __init__(self, x: float, file: str) -> None:
+        self._x, self._file = x, file
+
+    def map(self, record: Any) -> Any:
+        if record["x"] == self._x and Path(self._file).exists():
+            raise LookupError("not to my taste")
+        return record
+
+
 class Slow:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from loader import DataLoader, On, Processes, Ray, Threads
+from loader.runtime.workers.employer import Lent
 from loader.runtime.workers.ray_cluster import prepared
 from tests.faults.table import Record
 from tests.runtime.workers.pipelines import (
@@ -33,7 +34,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed: it has no wheel for this Python", allow_module_level=True)
 ray = prepared()
 
-NODE = {"num_cpus": 4, "resources": {"place": 1}, "object_store_memory": 100 << 20}
+NODE = {"num_cpus": 2, "resources": {"place": 1}, "object_store_memory": 100 << 20}
 SLOW = Slow(0.002)
 
 
@@ -65,6 +66,12 @@ def shared(cluster: Any) -> Iterator[DataLoader]:
     """A loader with two actors. They stay, so that they start once for many tests."""
     with loader_of(Ray(2), SLOW) as loader:
         yield loader
+
+
+def _lent(shared: DataLoader, loader: DataLoader) -> DataLoader:
+    """A loader whose batches are made by those actors."""
+    loader.workers, loader._employer = shared.workers, Lent(shared._employer)
+    return loader
 
 
 def test_actors_are_a_detail_of_speed(shared: DataLoader, expected: list[Any]) -> None:
@@ -127,11 +134,11 @@ def test_a_state_of_one_kind_of_worker_is_that_of_any_other(
 
 
 def test_batches_are_placed_from_the_object_store_and_a_donation_does_not_write_there(
-    cluster: Any,
+    shared: DataLoader,
 ) -> None:
     x = np.arange(1 << 19, dtype=np.float32).reshape(8, -1)  # 1 MiB a batch: not sent inline
     doubled = jax.jit(lambda x: 2 * x, donate_argnums=0)
-    with DataLoader({"x": x}, batch_size=4, epochs=None, workers=Ray(1)) as loader:
+    with _lent(shared, DataLoader({"x": x}, batch_size=4, epochs=None)) as loader:
         for step, batch in zip(range(12), loader, strict=False):
             if step == 0:
                 pointer = batch["x"].unsafe_buffer_pointer()
@@ -213,10 +220,10 @@ def test_a_batch_whose_actor_is_too_late_is_made_by_another_and_an_error_is_the_
 
 
 def test_an_actor_that_sees_another_file_is_refused_by_name(
-    cluster: Any, tmp_path: Path, record: Record
+    shared: DataLoader, tmp_path: Path, record: Record
 ) -> None:
-    loader = DataLoader(another_there(tmp_path), batch_size=4, workers=Ray(1))
-    error = pytest.raises(RuntimeError, match=r"actor 0 \(process \d+ on .*\) sees other data .*3")
+    loader = _lent(shared, DataLoader(another_there(tmp_path), batch_size=4))
+    error = pytest.raises(RuntimeError, match=r"actor \d \(process \d+ on .*\) sees other data .*3")
     with loader, error:
         next(loader.host_batches())
     record("a Ray actor that sees another file", 1, "refused by name before a batch is used")
@@ -232,13 +239,13 @@ def test_an_actor_with_another_version_is_refused_by_name(cluster: Any, tmp_path
 
 
 def test_a_module_that_is_not_there_is_an_error_that_says_where_to_name_it(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
+    shared: DataLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = types.ModuleType("only_of_the_trainer")
     exec("class Same:\n def map(self, record): return record", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     error = pytest.raises(RuntimeError, match=r"only_of_the_trainer.*\n?.*runtime_env")
-    with loader_of(Ray(1), module.Same()) as loader, error:
+    with _lent(shared, loader_of(None, module.Same())) as loader, error:
         next(loader)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loader.runtime.workers import ray_cleaner
 from tests.faults.table import Record
 from tests.runtime.workers.pipelines import is_alive
 from tests.runtime.workers.sockets import descendants, listening
@@ -123,6 +124,23 @@ def _ended(trainer: subprocess.Popen[str], end: str) -> float:
     assert ("the trainer's own" in errors) == (end == "exception"), errors
     assert ("Traceback" in errors) == (end in ("exception", "SIGINT")), errors
     return time.monotonic() - began
+
+
+def test_what_is_left_of_a_cluster_is_ended_and_not_the_programs_that_have_joined_it(
+    tmp_path: Path,
+) -> None:
+    opens = "import sys; file = open(sys.argv[1], 'w'); print('open', flush=True); sys.stdin.read()"
+    (tmp_path / "opens.py").write_text(opens)
+    names = "raylet.out", "python-core-worker-1.log", "python-core-driver-1.log"
+    programs = [_started(tmp_path / "opens.py", str(tmp_path / name)) for name in names]
+    for program in programs:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "open\n"
+    cleaner = _started(Path(ray_cleaner.__file__), str(tmp_path))
+    cleaner.communicate(timeout=60)
+    assert [program.wait(60) for program in programs[:2]] == [-signal.SIGKILL] * 2
+    assert programs[2].communicate(timeout=60) == ("", "")
+    assert programs[2].returncode == 0
 
 
 _WITHOUT = """
