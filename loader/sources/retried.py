@@ -18,28 +18,20 @@ _LONGEST_PAUSE_S = 10.0  # a loader that is closed meanwhile waits for its end
 
 
 def retried(read: Callable[[], T], retries: int = RETRIES) -> T:
-    """What `read` gives; where the storage fails, it is tried again."""
-    try:
-        return read()
-    except Exception as error:
-        return tried_again(read, error, retries)
+    """What `read` gives.
 
-
-def tried_again(read: Callable[[], T], error: Exception, retries: int) -> T:
-    """What `read` gives, which has raised this error.
-
-    Where the storage has failed it is called again, up to `retries` times, after pauses of 0.1 s,
-    0.4 s, 1.6 s and so on. All other errors are raised at once.
+    Where the storage fails it is called again, up to `retries` times, after pauses of 0.1 s, 0.4 s,
+    1.6 s and so on. All other errors are raised at once.
     """
-    for number in range(retries):
-        if not may_pass(error):
-            break
-        pause_s = min(_FIRST_PAUSE_S * _GROWTH**number, _LONGEST_PAUSE_S)
-        words = "a read has failed (%s: %s) and is tried again in %.1f s"
-        logger.warning(words, type(error).__name__, error, pause_s)
-        time.sleep(pause_s)
+    number = 0
+    while True:
         try:
             return read()
-        except Exception as again:
-            error = again
-    raise error
+        except Exception as error:
+            if number >= retries or not may_pass(error):
+                raise
+            pause_s = min(_FIRST_PAUSE_S * _GROWTH**number, _LONGEST_PAUSE_S)
+            words = "a read has failed (%s: %s) and is tried again in %.1f s"
+            logger.warning(words, type(error).__name__, error, pause_s)
+        time.sleep(pause_s)
+        number += 1
