@@ -23,7 +23,7 @@ from loader.runtime.device_prefetcher import DevicePrefetcher
 from loader.runtime.epochs import Epoch
 from loader.runtime.workers.kinds import WorkerLost
 from loader.runtime.workers.on import On
-from loader.runtime.workers.processes import Processes
+from loader.runtime.workers.processes.kind import Processes
 from loader.runtime.workers.threads import Threads
 from loader.sharding.mesh_sharder import MeshSharder
 from loader.sharding.sharder_module import (
@@ -62,7 +62,7 @@ from loader.state.agreement import join_job
 from loader.transforms.operator_module import Filter, OperatorModule
 
 if TYPE_CHECKING:
-    from loader.runtime.workers.ray_kind import Ray
+    from loader.runtime.workers.ray.kind import Ray
     from loader.sources.tensorstore.tensorstore_source import TensorStoreSource
     from loader.state.orbax import LoaderCheckpointHandler, LoaderRestore, LoaderSave
 
@@ -135,7 +135,7 @@ _IMPORTED_WHEN_ASKED_FOR = {
     "LoaderCheckpointHandler": "loader.state.orbax",
     "LoaderRestore": "loader.state.orbax",
     "LoaderSave": "loader.state.orbax",
-    "Ray": "loader.runtime.workers.ray_kind",
+    "Ray": "loader.runtime.workers.ray.kind",
     "TensorStoreSource": "loader.sources.tensorstore.tensorstore_source",
 }
 _OLD_NAMES = {

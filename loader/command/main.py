@@ -38,7 +38,7 @@ from loader.command.plan.showing import draw
 from loader.command.plan.showing import show as show_plan
 from loader.command.tokenize import tokenize
 from loader.records.version import __version__
-from loader.runtime.workers.processes import Processes
+from loader.runtime.workers.processes.kind import Processes
 from loader.state.finding import read_state
 from loader.state.streams import is_stream_document, read_stream_document
 

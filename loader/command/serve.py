@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from loader.data_loader import DataLoader
-from loader.runtime.workers import ray_cluster
 from loader.runtime.workers.employer import Employer
 from loader.runtime.workers.host_work import HostWork
 from loader.runtime.workers.parcels import refuse_what_cannot_travel
-from loader.runtime.workers.ray_kind import Ray
-from loader.runtime.workers.ray_share import services, stop_service
+from loader.runtime.workers.ray import cluster as ray_cluster
+from loader.runtime.workers.ray.kind import Ray
+from loader.runtime.workers.ray.share import services, stop_service
 
 _ANSWER_S = 60.0
 _GRACE_S = 1.0  # for those who used the service, and who stopped it, to leave the cluster

@@ -19,7 +19,7 @@ from loader.runtime.workers.employer import Employer
 from loader.runtime.workers.host_work import HostWork
 from loader.runtime.workers.kinds import WorkerKind
 from loader.runtime.workers.parcels import refuse_what_cannot_travel
-from loader.runtime.workers.processes import Processes
+from loader.runtime.workers.processes.kind import Processes
 from loader.runtime.workers.threads import Threads
 
 _WORTH_IT = 1.2  # times as fast: a smaller difference may be chance

@@ -17,8 +17,8 @@ from loader.order.block_shuffle import BlockShuffle
 from loader.order.orders import Sequential, Shuffle
 from loader.records.work import Workers
 from loader.runtime.bad_records import Mask
-from loader.runtime.workers.processes import Processes
-from loader.runtime.workers.ray_kind import Ray
+from loader.runtime.workers.processes.kind import Processes
+from loader.runtime.workers.ray.kind import Ray
 from loader.runtime.workers.threads import Threads
 from loader.sources import ArraySource, Filtered, Mixture, Packed, RawArrays, index_lengths
 from loader.sources.mapped import Mapped

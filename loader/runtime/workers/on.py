@@ -23,8 +23,8 @@ from loader.runtime.host_pipeline import Made
 from loader.runtime.workers.kinds import Answer, RemoteKind, UnknownWork
 from loader.runtime.workers.long_work import LongWorkKind
 from loader.runtime.workers.parcels import packed_view, packed_whole, unpacked, unpacked_view
+from loader.runtime.workers.processes.worker_loop import sendable
 from loader.runtime.workers.same_data import other_data, seen_data
-from loader.runtime.workers.worker_loop import sendable
 
 _PAUSE_S = 0.02
 _PATIENCE_S = (

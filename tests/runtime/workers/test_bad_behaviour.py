@@ -18,7 +18,7 @@ import pytest
 
 from loader import DataLoader, Mask, On, Processes
 from loader.runtime import helper_threads
-from loader.runtime.workers import supervisor
+from loader.runtime.workers.processes import supervisor
 from tests.runtime.workers.pipelines import (
     AtLoading,
     OddThere,

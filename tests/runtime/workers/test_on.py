@@ -84,10 +84,10 @@ def test_a_process_pool_gives_the_same_batches(pool: Executor, expected: list[An
 
 
 def test_dask_gives_the_same_batches_and_listens_to_nobody_else(dask: Executor) -> None:
-    counting = Counting(dask)
-    with loader_of(On(counting, ahead=4), count=800) as loader:
+    counting, many = Counting(dask), {"count": 800, "epochs": 4}
+    with loader_of(On(counting, ahead=4), **many) as loader:
         batches = list(loader)
-    assert_same(batches, list(loader_of(None, count=800)))
+    assert_same(batches, list(loader_of(None, **many)))
     assert_few_bytes(counting.sent, 2, len(batches))
     children = [int(f.name) for f in _processes() if _parent(f) == os.getpid()]
     assert set(listening([os.getpid(), *children])) == {"127.0.0.1"}

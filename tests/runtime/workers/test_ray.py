@@ -18,7 +18,7 @@ import pytest
 
 from loader import DataLoader, On, Processes, Ray, Threads
 from loader.runtime.workers.employer import Lent
-from loader.runtime.workers.ray_cluster import prepared
+from loader.runtime.workers.ray.cluster import prepared
 from tests.faults.table import Record
 from tests.runtime.workers.pipelines import (
     Once,

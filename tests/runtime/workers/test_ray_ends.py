@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loader.runtime.workers import ray_cleaner
+from loader.runtime.workers.ray import cleaner as ray_cleaner
 from tests.faults.table import Record
 from tests.runtime.workers.pipelines import is_alive
 from tests.runtime.workers.sockets import descendants, listening
@@ -158,7 +158,7 @@ loader = made_by(Ray(1, timeout_s=3))
 assert_same([next(loader) for _ in range(4)], expected[:4])
 for pid in descendants(os.getpid()):
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    if b"/gcs_server" in command or (sys.argv[1] == "all" and b"ray_cleaner" not in command):
+    if b"/gcs_server" in command or (sys.argv[1] == "all" and b"ray/cleaner" not in command):
         os.kill(pid, signal.SIGKILL)
 try:
     while True:

@@ -19,9 +19,9 @@ import pytest
 from loader import DataLoader, Ray, WorkerLost
 from loader.command.config.config import read_config
 from loader.command.main import ALL_KINDS, main
-from loader.runtime.workers import ray_cluster
 from loader.runtime.workers.employer import Employer
 from loader.runtime.workers.host_work import HostWork
+from loader.runtime.workers.ray import cluster as ray_cluster
 from tests.faults.table import Record
 from tests.runtime.workers.pipelines import assert_same, is_alive, loader_of
 from tests.runtime.workers.sockets import descendants, listening

@@ -9,11 +9,11 @@ from loader.records.work import Work
 from loader.runtime.workers.kinds import Crew, RemoteKind, WorkerLost
 from loader.runtime.workers.long_work import LongWorkKind
 from loader.runtime.workers.parcels import packed_source, packed_view
-from loader.runtime.workers.ray_actors import Actors
-from loader.runtime.workers.ray_cluster import ClusterGone, cpus, prepared
-from loader.runtime.workers.ray_job import ActorJob, Sent
-from loader.runtime.workers.ray_share import ServiceCrew
-from loader.runtime.workers.ray_thread import ServiceGone
+from loader.runtime.workers.ray.actors import Actors
+from loader.runtime.workers.ray.cluster import ClusterGone, cpus, prepared
+from loader.runtime.workers.ray.job import ActorJob, Sent
+from loader.runtime.workers.ray.share import ServiceCrew
+from loader.runtime.workers.ray.thread import ServiceGone
 from loader.runtime.workers.same_data import seen_data
 
 _SOURCES_KEPT = 2  # that stay in the object store after their loop has ended

@@ -18,12 +18,12 @@ from typing import Any
 
 from loader.records.jax_settings import deciding_settings
 from loader.runtime.host_pipeline import Made
-from loader.runtime.workers import ray_cluster
 from loader.runtime.workers.kinds import Answer, WorkerLost
-from loader.runtime.workers.ray_host import maker, unflat, versions
-from loader.runtime.workers.ray_job import Task
-from loader.runtime.workers.ray_seat import Seat
-from loader.runtime.workers.ray_thread import RayThread, noted
+from loader.runtime.workers.ray import cluster as ray_cluster
+from loader.runtime.workers.ray.host import maker, unflat, versions
+from loader.runtime.workers.ray.job import Task
+from loader.runtime.workers.ray.seat import Seat
+from loader.runtime.workers.ray.thread import RayThread, noted
 from loader.runtime.workers.same_data import other_data
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from loader.records.jax_settings import set_all
 from loader.records.optional import optional
 from loader.records.version import __version__
 from loader.runtime.workers.parcels import unpacked_view
+from loader.runtime.workers.processes.worker_loop import sendable
 from loader.runtime.workers.same_data import seen_data
-from loader.runtime.workers.worker_loop import sendable
 
 #: A pickle, and the memory of its arrays, which Ray shares among the processes of a machine.
 Flat = tuple[bytes, list[np.ndarray]]
@@ -44,7 +44,7 @@ def actor_class() -> type:
 
             where = f"{name} (process {os.getpid()} on {socket.gethostname()})"
             try:
-                from loader.runtime.workers.ray_host import Host, versions
+                from loader.runtime.workers.ray.host import Host, versions
             except ImportError as error:
                 return "refused", where, f"cannot import what it needs: {error!r}", ""
             self._host = Host(name, self._settings)

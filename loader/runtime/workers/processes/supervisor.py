@@ -23,9 +23,9 @@ from typing import Any
 from loader.runtime.helper_threads import HelperThreads
 from loader.runtime.host_pipeline import Made
 from loader.runtime.workers.kinds import Answer, WorkerLost
+from loader.runtime.workers.processes.shared_memory import Parcel, Slots
+from loader.runtime.workers.processes.worker_process import WorkerProcess
 from loader.runtime.workers.same_data import other_data
-from loader.runtime.workers.shared_memory import Parcel, Slots
-from loader.runtime.workers.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 

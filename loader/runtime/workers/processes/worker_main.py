@@ -26,7 +26,7 @@ def main() -> None:
     sys.path[:] = path
     sys.argv[:] = [name]
 
-    from loader.runtime.workers.worker_loop import WorkerLoop
+    from loader.runtime.workers.processes.worker_loop import WorkerLoop
 
     WorkerLoop(line, name, *settings).run()
 

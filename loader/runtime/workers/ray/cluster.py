@@ -33,7 +33,7 @@ _HERE = "127.0.0.1"
 _CONNECT_S = 2.0
 _GONE_S = 20.0  # without an answer of the head
 _LOOK_S = 2.0  # from one look at it to the next
-_CLEANER = str(Path(__file__).with_name("ray_cleaner.py"))
+_CLEANER = str(Path(__file__).with_name("cleaner.py"))
 
 _lock = threading.Lock()  # taken by threads that look after actors, never by a training loop
 _users = 0  # of a cluster that was joined, or started, here

@@ -11,9 +11,9 @@ from loader.records.work import Work
 from loader.runtime.workers.kinds import RemoteKind
 from loader.runtime.workers.long_work import LongWorkKind
 from loader.runtime.workers.parcels import packed_source, packed_view
+from loader.runtime.workers.processes.shared_memory import Parcel
+from loader.runtime.workers.processes.supervisor import ProcessJob, Sent, Supervisor
 from loader.runtime.workers.same_data import seen_data
-from loader.runtime.workers.shared_memory import Parcel
-from loader.runtime.workers.supervisor import ProcessJob, Sent, Supervisor
 
 _SOURCES_KEPT = 2  # whose memory stays shared after their loop has ended
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
 from loader.runtime.workers.kinds import Answer
-from loader.runtime.workers.ray_host import arrays
+from loader.runtime.workers.ray.host import arrays
 
 
 class _Asked(Protocol):

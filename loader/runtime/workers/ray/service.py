@@ -20,11 +20,11 @@ import jax
 
 from loader.records.jax_settings import set_all
 from loader.runtime.workers.kinds import WorkerLost
-from loader.runtime.workers.ray_actors import Actors
-from loader.runtime.workers.ray_cluster import prepared
-from loader.runtime.workers.ray_host import Flat, versions
-from loader.runtime.workers.ray_job import ActorJob, Sent, Task
-from loader.runtime.workers.ray_seat import Seat
+from loader.runtime.workers.ray.actors import Actors
+from loader.runtime.workers.ray.cluster import prepared
+from loader.runtime.workers.ray.host import Flat, versions
+from loader.runtime.workers.ray.job import ActorJob, Sent, Task
+from loader.runtime.workers.ray.seat import Seat
 from loader.state.fingerprint import differing_fields
 
 _STEPS_KEPT = 32  # of each work, besides those that a job has asked for ahead
@@ -50,7 +50,7 @@ def service_class() -> type:
 
         def _service(self) -> Any:
             if not self._made:
-                from loader.runtime.workers.ray_service import Service
+                from loader.runtime.workers.ray.service import Service
 
                 self._made.append(Service(*self._terms))
             return self._made[0]

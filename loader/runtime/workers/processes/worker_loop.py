@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from loader.records.jax_settings import set_all
-from loader.runtime.workers import shared_memory
 from loader.runtime.workers.parcels import unpacked_view
+from loader.runtime.workers.processes import shared_memory
 from loader.runtime.workers.same_data import seen_data
 
 _LONGEST_MESSAGE = 1 << 16

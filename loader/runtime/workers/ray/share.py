@@ -20,10 +20,10 @@ from loader.runtime.host_pipeline import Made
 from loader.runtime.workers.host_work import HostWork
 from loader.runtime.workers.kinds import Answer, WorkerLost
 from loader.runtime.workers.parcels import packed_source, packed_view
-from loader.runtime.workers.ray_host import Flat, arrays, unflat, versions
-from loader.runtime.workers.ray_job import Task
-from loader.runtime.workers.ray_service import service_class
-from loader.runtime.workers.ray_thread import RayThread, ServiceGone, noted
+from loader.runtime.workers.ray.host import Flat, arrays, unflat, versions
+from loader.runtime.workers.ray.job import Task
+from loader.runtime.workers.ray.service import service_class
+from loader.runtime.workers.ray.thread import RayThread, ServiceGone, noted
 from loader.runtime.workers.same_data import seen_data
 
 NAMESPACE = "gristmill"  # of Ray, in which services have their names

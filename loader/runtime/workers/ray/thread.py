@@ -14,8 +14,8 @@ from concurrent.futures import InvalidStateError
 from typing import Any
 
 from loader.runtime.helper_threads import HelperThreads
-from loader.runtime.workers import ray_cluster
-from loader.runtime.workers.ray_job import Task
+from loader.runtime.workers.ray import cluster as ray_cluster
+from loader.runtime.workers.ray.job import Task
 
 logger = logging.getLogger(__name__)
 

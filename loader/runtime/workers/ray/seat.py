@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from loader.runtime.workers.ray_job import ActorJob, Task
+from loader.runtime.workers.ray.job import ActorJob, Task
 
 _THINGS_KEPT = 4  # sources, and pipelines, that an actor keeps
 
