@@ -2,7 +2,7 @@
 
 - a text (or bytes) of JSON: a list of messages, or an object that has it as `messages` or
   `conversations`, such as a line of a JSON lines file;
-- leaves `role` and `content`, each a list with an item for each message.
+- leaves `role` and `content`, each a list of texts (or bytes) with an item for each message.
 
 A message is an object of `role` and `content`, or of `from` and `value`, all texts. A `weight` of 0
 says that an answer is not to be learnt.
@@ -107,9 +107,14 @@ def _message(number: int, given: Any) -> Message:
             f"message {number} has {calls!r}, which a template cannot write: write calls into the "
             "content before"
         )
-    role, content = (given.get(key) for key in keys)
+    role, content = (_decoded(given.get(key)) for key in keys)
     for key, value in zip(keys, (role, content), strict=True):
         if not isinstance(value, str):
-            shown = json.dumps(value)[:_SHOWN]
+            shown = json.dumps(value, default=repr)[:_SHOWN]
             raise ValueError(f"message {number} has {shown} as {key!r}, which must be a text")
-    return Message(role, content, learn=given.get("weight", 1) != 0)  # pyright: ignore[reportArgumentType]
+    return Message(role, content, learn=given.get("weight", 1) != 0)
+
+
+def _decoded(value: Any) -> Any:
+    """Bytes, as TFRecord files have them, as the text that they are."""
+    return value.decode() if isinstance(value, bytes) else value
