@@ -233,6 +233,16 @@ def test_labels_of_what_is_held_out_are_those_of_the_training_images(folder: Pat
     assert held_out.host_batch_at(0)["label"].tolist()[:2] == [1, 2]  # a dog, an elk
 
 
+def test_of_two_folders_to_train_on_one_is_read_and_the_other_is_named(folder: Path):
+    data.image_folders(folder)
+    Path("pets/train").rename("pets/train_more")
+    data.image_folders(folder)
+    tree = written("pets")
+    assert tree["source"]["folder"] == "pets/train"
+    assert tree["held_out"]["source"]["folder"] == "pets/test"
+    assert "# not used: pets/train_more\n" in Path("run.toml").read_text()
+
+
 def test_a_file_is_replaced_only_if_that_is_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
