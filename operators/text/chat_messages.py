@@ -17,8 +17,8 @@ from loader.records.spec import Spec, is_text
 from operators.leaves import get, has
 from operators.text.chat_template import Message
 
-_LISTS = ("messages", "conversations")
-_KEYS = (("role", "content"), ("from", "value"))
+LISTS = ("messages", "conversations")
+KEYS = (("role", "content"), ("from", "value"))
 _CALLS = ("tool_calls", "function_call")
 _SHOWN = 60  # characters
 
@@ -53,7 +53,7 @@ def refuse_other_leaves(spec: Spec, name: str) -> None:
 
 
 def _keys_of(tree: Any, name: str) -> tuple[str, str] | None:
-    return next((pair for pair in _KEYS if all(has(tree, f"{name}/{key}") for key in pair)), None)
+    return next((pair for pair in KEYS if all(has(tree, f"{name}/{key}") for key in pair)), None)
 
 
 def _has_leaves(tree: Any, name: str) -> bool:
@@ -86,9 +86,9 @@ def _from_json(rows: Any, name: str) -> list[Any]:
 
 def _listed(given: Any) -> list[Any]:
     if isinstance(given, Mapping):
-        key = next((key for key in _LISTS if key in given), None)
+        key = next((key for key in LISTS if key in given), None)
         if key is None:
-            raise ValueError(f"an object needs {' or '.join(_LISTS)}, it has {sorted(given)}")
+            raise ValueError(f"an object needs {' or '.join(LISTS)}, it has {sorted(given)}")
         given = given[key]
     if not isinstance(given, list):
         raise ValueError(f"messages must be a list, got {json.dumps(given)[:_SHOWN]}")
@@ -98,7 +98,7 @@ def _listed(given: Any) -> list[Any]:
 def _message(number: int, given: Any) -> Message:
     if not isinstance(given, Mapping):
         raise ValueError(f"message {number} is {json.dumps(given)[:_SHOWN]}, not an object")
-    keys = next((pair for pair in _KEYS if pair[0] in given), None)
+    keys = next((pair for pair in KEYS if pair[0] in given), None)
     if keys is None:
         raise ValueError(f"message {number} has no role: it has {sorted(given)}")
     calls = next((key for key in _CALLS if given.get(key)), None)

@@ -19,6 +19,7 @@ import pytest
 from loader.command.config.config import read_config
 from loader.command.main import ALL_KINDS, main
 from loader.records.optional import optional
+from operators import ByteTokenizer
 from tests.command.init import written_data as data
 from tests.object_stores.fake_store import FakeStore
 from tests.object_stores.fixtures import BUCKET
@@ -221,6 +222,21 @@ def test_the_lines_that_pack_texts_are_right_as_they_are(folder: Path):
     Path("packed.toml").write_text(packed + "[[operators]]".join(["", *kept]))
     batch = read_config("packed.toml", ALL_KINDS).loader.host_batch_at(0)
     assert (np.diff(batch["segment_ids"]) == 1).any()
+
+
+def test_roles_of_other_names_have_a_template_and_answers_alone_are_learned(folder: Path):
+    turns = [("human", "How many?"), ("gpt", "{} of them")]
+    lines = [
+        {"conversations": [{"from": who, "value": what.format(n)} for who, what in turns]}
+        for n in range(9)
+    ]
+    Path("shared.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tree = written("shared.jsonl")
+    assert tree["operators"][0]["answers"] == "gpt"
+    batch = read_config("run.toml", ALL_KINDS).loader.host_batch_at(0)
+    learned = [ByteTokenizer().decode(batch["targets"][n][batch["loss_mask"][n]]) for n in (0, 1)]
+    assert all(re.fullmatch(r"\d of them<\|im_end\|>", each) for each in learned), learned
+    assert any("gpt answers here" in words for words in questions(Path("run.toml").read_text()))
 
 
 # Files
