@@ -43,9 +43,14 @@ class ByteTokenizer:
         return encoded
 
     def decode(self, tokens: Any) -> str:
-        """The text of some tokens; padding, begin and end are passed over."""
+        """The text of some tokens; padding, begin and end are passed over.
+
+        What is no byte, such as a mask token or a sentinel, is shown as U+FFFD.
+        """
         tokens = np.asarray(tokens)
-        return (tokens[tokens >= 3] - 3).astype(np.uint8).tobytes().decode(errors="replace")
+        tokens = tokens[tokens >= 3] - 3
+        tokens = np.where(tokens > 255, 255, tokens)  # 255 is in no text
+        return tokens.astype(np.uint8).tobytes().decode(errors="replace")
 
 
 @dataclasses.dataclass(frozen=True)

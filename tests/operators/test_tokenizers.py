@@ -55,6 +55,11 @@ def test_texts_begin_and_end_with_tokens_where_asked():
     assert [t.tolist() for t in again(TWO_TEXTS)["tokens"]] == [[1, 2, 4], [2, 2, 1, 4]]
 
 
+def test_tokens_that_are_no_bytes_are_not_shown_as_letters():
+    tokens = ByteTokenizer(bos=True, eos=True).encode(["naïve"])[0]
+    assert ByteTokenizer().decode([*tokens, 259, 358, 0]) == "naïve\ufffd\ufffd"
+
+
 def test_the_limit_of_a_tokenizer_cuts_no_text(tmp_path: Path):
     hugging, _ = trained_tokenizers()
     plain = Tokenize(tokenizer=hugging).transform

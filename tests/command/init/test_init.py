@@ -69,6 +69,9 @@ def test_what_is_written_for_a_format_passes_check_and_peek(
     assert main(["peek", "run.toml", "--json", "--set", "loader.batch_size=2"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert {leaf["name"] for leaf in seen["leaves"]} == leaves | {"valid_mask"}
+    texts = {text["leaf"]: text["shown_as"] for text in seen["texts"]}
+    if tree.get("operators", [{}])[0].get("kind") in ("Tokenize", "ChatTemplate"):
+        assert texts["tokens"] == "decoded text"
     held_out = read_config("run.toml", ALL_KINDS).held_out
     parted = format_ in ("images in folders", "arrays", "Parquet", "Hugging Face")
     assert (held_out is not None) == parted
