@@ -100,8 +100,9 @@ def _check(options: argparse.Namespace) -> Shown:
 def _peek(options: argparse.Namespace) -> Shown:
     config = read_config(options.config, ALL_KINDS, options.set, options.trust)
     picture = options.picture or Path(f"{options.config.stem}-step-{options.step}.png")
-    tokenizers = [p.tokenizer for p in config.parts if isinstance(p, operators.Tokenize)]
-    decode = tokenizers[0].decode if tokenizers else None
+    makers = (operators.Tokenize, operators.ChatTemplate)
+    tokenizers = [part.tokenizer for part in config.parts if isinstance(part, makers)]
+    decode = getattr(tokenizers[0], "decode", None) if tokenizers else None
     seen = peek(config.loader, options.step, picture=picture, decode=decode, rows=options.rows)
     return seen.to_json(), seen.show
 

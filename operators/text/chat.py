@@ -92,12 +92,18 @@ class ChatTemplate(OperatorModule):
         **options: Unpack[OperatorOptions],
     ) -> None:
         roles = names_of(answers)
+        self._tokenizer = of_parts(as_tokenizer(tokenizer))
         transform = _ChatTemplate(
             name_of(messages),
             name_of(into),
             name_of(mask),
-            of_parts(as_tokenizer(tokenizer)),
+            self._tokenizer,
             as_template(template, begin, roles),
             roles,
         )
         super().__init__(transform, **options)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, which may also `decode`."""
+        return self._tokenizer

@@ -2,7 +2,7 @@
 
 - a text (or bytes) of JSON: a list of messages, or an object that has it as `messages` or
   `conversations`, such as a line of a JSON lines file;
-- leaves `role` and `content`, each a list with an item for each message.
+- leaves `role` and `content`, each a list of texts (or bytes) with an item for each message.
 
 A message is an object of `role` and `content`, or of `from` and `value`, all texts. A `weight` of 0
 says that an answer is not to be learnt.
@@ -17,8 +17,8 @@ from loader.records.spec import Spec, is_text
 from operators.leaves import get, has
 from operators.text.chat_template import Message
 
-_LISTS = ("messages", "conversations")
-_KEYS = (("role", "content"), ("from", "value"))
+LISTS = ("messages", "conversations")
+KEYS = (("role", "content"), ("from", "value"))
 _CALLS = ("tool_calls", "function_call")
 _SHOWN = 60  # characters
 
@@ -53,7 +53,7 @@ def refuse_other_leaves(spec: Spec, name: str) -> None:
 
 
 def _keys_of(tree: Any, name: str) -> tuple[str, str] | None:
-    return next((pair for pair in _KEYS if all(has(tree, f"{name}/{key}") for key in pair)), None)
+    return next((pair for pair in KEYS if all(has(tree, f"{name}/{key}") for key in pair)), None)
 
 
 def _has_leaves(tree: Any, name: str) -> bool:
@@ -86,9 +86,9 @@ def _from_json(rows: Any, name: str) -> list[Any]:
 
 def _listed(given: Any) -> list[Any]:
     if isinstance(given, Mapping):
-        key = next((key for key in _LISTS if key in given), None)
+        key = next((key for key in LISTS if key in given), None)
         if key is None:
-            raise ValueError(f"an object needs {' or '.join(_LISTS)}, it has {sorted(given)}")
+            raise ValueError(f"an object needs {' or '.join(LISTS)}, it has {sorted(given)}")
         given = given[key]
     if not isinstance(given, list):
         raise ValueError(f"messages must be a list, got {json.dumps(given)[:_SHOWN]}")
@@ -98,7 +98,7 @@ def _listed(given: Any) -> list[Any]:
 def _message(number: int, given: Any) -> Message:
     if not isinstance(given, Mapping):
         raise ValueError(f"message {number} is {json.dumps(given)[:_SHOWN]}, not an object")
-    keys = next((pair for pair in _KEYS if pair[0] in given), None)
+    keys = next((pair for pair in KEYS if pair[0] in given), None)
     if keys is None:
         raise ValueError(f"message {number} has no role: it has {sorted(given)}")
     calls = next((key for key in _CALLS if given.get(key)), None)
@@ -107,9 +107,14 @@ def _message(number: int, given: Any) -> Message:
             f"message {number} has {calls!r}, which a template cannot write: write calls into the "
             "content before"
         )
-    role, content = (given.get(key) for key in keys)
+    role, content = (_decoded(given.get(key)) for key in keys)
     for key, value in zip(keys, (role, content), strict=True):
         if not isinstance(value, str):
-            shown = json.dumps(value)[:_SHOWN]
+            shown = json.dumps(value, default=repr)[:_SHOWN]
             raise ValueError(f"message {number} has {shown} as {key!r}, which must be a text")
-    return Message(role, content, learn=given.get("weight", 1) != 0)  # pyright: ignore[reportArgumentType]
+    return Message(role, content, learn=given.get("weight", 1) != 0)
+
+
+def _decoded(value: Any) -> Any:
+    """Bytes, as TFRecord files have them, as the text that they are."""
+    return value.decode() if isinstance(value, bytes) else value

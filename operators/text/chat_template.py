@@ -96,6 +96,8 @@ TEMPLATES = {
 
 def as_template(given: Any, begin: str | None, answers: Sequence[str]) -> Template:
     """The template of this name, or of this mapping from roles to texts."""
+    if begin is not None and not isinstance(begin, str):
+        raise ValueError(f"begin must be a text, such as '<s>', or None, got {begin!r}")
     if isinstance(given, Mapping):
         for role, turn in given.items():
             if not isinstance(role, str) or not isinstance(turn, str):
@@ -106,7 +108,7 @@ def as_template(given: Any, begin: str | None, answers: Sequence[str]) -> Templa
                     f"got {turn!r}"
                 )
         made = Template("", tuple(given.items()))
-    elif given in TEMPLATES:
+    elif isinstance(given, str) and given in TEMPLATES:
         made = TEMPLATES[given]
     else:
         raise ValueError(

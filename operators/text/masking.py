@@ -105,7 +105,8 @@ class _MaskTokens:
 
     def _masks(self, rows: Any) -> list[str]:
         """The leaves that say which tokens are real, as far as there are any."""
-        return [n for n in (self.mask, beside(self.name, SEGMENT_IDS)) if has(rows, n)]
+        names = dict.fromkeys((self.mask, LOSS_MASK, beside(self.name, SEGMENT_IDS)))
+        return [name for name in names if has(rows, name)]
 
     def _real(self, rows: Any, lengths: np.ndarray) -> np.ndarray | None:
         real = None

@@ -74,7 +74,7 @@ class _SpanCorruption:
                 f"leaf {self.name!r} has {lengths[row]} tokens, more than length={most}: put "
                 f"TruncateTokens({self.name!r}, {most}) before it",
             )
-        for name in (beside(self.name, SEGMENT_IDS), self.mask):
+        for name in (beside(self.name, SEGMENT_IDS), self.mask, LOSS_MASK):
             if is_ragged(leaf) or not has(rows, name):
                 continue
             real = get(rows, name) > 0
@@ -143,7 +143,7 @@ class _SpanCorruption:
 
     def _bare(self, tree: Any) -> Any:
         """Rows, or a spec, without the tokens and what goes with each of them."""
-        for other in (beside(self.name, other) for other in PER_TOKEN):
+        for other in (LOSS_MASK, *(beside(self.name, other) for other in PER_TOKEN)):
             tree = without(tree, other) if has(tree, other) else tree
         return without(tree, self.name)
 
@@ -250,7 +250,7 @@ class SpanCorruption(OperatorModule):
     ) -> None:
         known = Vocabulary(tokenizer)
         if not 0 < noise_density < 1:
-            raise ValueError(f"noise_density must lie between 0 and 1, got {noise_density!r}")
+            raise ValueError(f"noise_density must be between 0 and 1, got {noise_density!r}")
         if not mean_span >= 1:
             raise ValueError(f"mean_span must be at least 1 token, got {mean_span!r}")
         transform = _SpanCorruption(
@@ -264,7 +264,7 @@ class SpanCorruption(OperatorModule):
             name_of(inputs),
             name_of(targets),
             name_of(mask),
-            inputs_mask,
+            None if inputs_mask is None else name_of(inputs_mask),
         )
         super().__init__(transform, **options)
 

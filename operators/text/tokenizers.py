@@ -43,9 +43,14 @@ class ByteTokenizer:
         return encoded
 
     def decode(self, tokens: Any) -> str:
-        """The text of some tokens; padding, begin and end are passed over."""
+        """The text of some tokens; padding, begin and end are passed over.
+
+        What is no byte, such as a mask token or a sentinel, is shown as U+FFFD.
+        """
         tokens = np.asarray(tokens)
-        return (tokens[tokens >= 3] - 3).astype(np.uint8).tobytes().decode(errors="replace")
+        tokens = tokens[tokens >= 3] - 3
+        tokens = np.where(tokens > 255, 255, tokens)  # 255 is in no text
+        return tokens.astype(np.uint8).tobytes().decode(errors="replace")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +197,20 @@ def _token_named_beside(given: Any, name: str) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
+def _without_truncation(text: str) -> str:
+    """The JSON of a tokenizer without its own limit, which would cut texts in silence.
+
+    `TruncateTokens` cuts them. JSON without a limit stays as it is, for it is in fingerprints.
+    """
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return text  # loading it says what is wrong
+    if not isinstance(told, dict) or told.get("truncation") is None:
+        return text
+    return json.dumps({**told, "truncation": None}, ensure_ascii=False)
+
+
 def _made(given: Any) -> Tokenizer:
     if given is None:
         return ByteTokenizer()
@@ -200,7 +219,7 @@ def _made(given: Any) -> Tokenizer:
         if not path.exists():
             raise FileNotFoundError(f"there is no tokenizer file {os.fspath(given)!r}")
         if path.suffix == ".json":
-            made = HuggingFaceTokenizer(path.read_text())
+            made = HuggingFaceTokenizer(_without_truncation(path.read_text()))
         else:
             made = SentencePieceTokenizer(path.read_bytes())
         try:
@@ -215,7 +234,7 @@ def _made(given: Any) -> Tokenizer:
         return made
     given = getattr(given, "backend_tokenizer", given)  # that of a fast tokenizer of transformers
     if hasattr(given, "to_str"):
-        return HuggingFaceTokenizer(given.to_str())
+        return HuggingFaceTokenizer(_without_truncation(given.to_str()))
     if hasattr(given, "serialized_model_proto"):
         if getattr(given, "_enable_sampling", False):
             raise ValueError(

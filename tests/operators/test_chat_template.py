@@ -87,6 +87,10 @@ def test_the_templates_of_models_are_written_as_those_models_have_them():
         assert ByteTokenizer().decode(counted) == answer
 
 
+def in_bytes(lists: np.ndarray) -> np.ndarray:
+    return ragged_leaf([np.array([text.encode() for text in one], object) for one in lists])
+
+
 def test_messages_come_in_the_forms_that_data_sets_have(tmp_path: Path):
     expected = ChatTemplate()(rows_of(CHATS))
     shared = [[{"from": m["role"], "value": m["content"], "id": 3} for m in chat] for chat in CHATS]
@@ -99,6 +103,7 @@ def test_messages_come_in_the_forms_that_data_sets_have(tmp_path: Path):
         rows_of([{"messages": chat, "source": "x"} for chat in CHATS]),
         rows_of([{"conversations": chat} for chat in shared]),
         {"messages": {"role": roles, "content": contents}},
+        {"messages": {"from": in_bytes(roles), "value": in_bytes(contents)}},
     ):
         made = ChatTemplate()(rows)
         assert set(made) == {"tokens", "loss_mask"}
@@ -229,6 +234,16 @@ def test_conversations_that_are_wrong_are_named_with_their_record():
     }
     with pytest.raises(RowError, match=r"lists that differ in length: {'role': 1, 'content': 0}"):
         ChatTemplate()({"messages": unlike})
+    for content, words in (
+        (b"\xff", "leaf 'messages': 'utf-8' codec can't decode byte 0xff"),
+        (np.datetime64("2026-01-02"), "message 0 has .*2026.* as 'content', which must be a text"),
+    ):
+        lists = {
+            key: ragged_leaf([np.array([one], object)])
+            for key, one in (("role", "user"), ("content", content))
+        }
+        with pytest.raises(RowError, match=words):
+            ChatTemplate()({"messages": lists})
     chats = [[{"role": "user", "content": text}] for text in ("ab", "aB")]
     with pytest.raises(RowError, match=r"cannot tokenise 'u:aB': large letters") as caught:
         ChatTemplate(tokenizer=OnlySmall(), template={"user": "u:{content}"}, answers="user")(
@@ -244,6 +259,8 @@ def test_settings_and_leaves_that_cannot_be_are_refused():
     make: Any = ChatTemplate
     for settings, message in (
         ({"template": "vicuna"}, r"template must be one of \['chatml', 'llama3', 'gemma'\], or"),
+        ({"template": ["user"]}, r"template must be one of .* got \['user'\]"),
+        ({"begin": True}, "begin must be a text, such as '<s>', or None, got True"),
         ({"template": {"user": "x"}}, r"the template of 'user' must hold {content} .* once, got"),
         ({"template": {"user": "{content}{content|trim}"}}, "must hold {content}"),
         ({"template": {"user": 3}}, "a template has a text for each role, got 'user': 3"),

@@ -89,6 +89,9 @@ def test_padding_and_special_tokens_are_never_masked():
     out = MaskTokens(**SETTINGS, probability=1.0, seed=0)(padded)
     expected = padded["loss_mask"] & ~np.isin(padded["tokens"], SPECIAL)
     assert np.array_equal(out["loss_mask"], expected)
+    named = MaskTokens(**SETTINGS, probability=1.0, mask="hidden", seed=0)(padded)
+    assert np.array_equal(named["hidden"], expected)
+    assert np.array_equal(named["loss_mask"], padded["loss_mask"])
     assert (out["tokens"][~expected] == padded["tokens"][~expected]).all()
     assert not np.isin(out["tokens"][expected], (0, 1, 49)).any()
     documents = [{"tokens": row[: 3 + n]} for n, row in enumerate(some_tokens(9, 30))]

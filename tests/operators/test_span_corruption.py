@@ -89,6 +89,11 @@ def test_padding_is_left_out_and_segments_are_one_text():
     expected = operator({"tokens": ragged_leaf(rows)})
     padded = PadTokens("tokens", 20)({"tokens": ragged_leaf(rows)})
     assert_same_batch(operator(padded), expected, "padded before")
+    named = SpanCorruption(sentinels=SENTINELS, seed=4, length=20, mask="weights")
+    expected["weights"] = expected.pop("loss_mask")
+    assert_same_batch(named(padded), expected, "a mask of another name")
+    spec = named.output_spec({n: leaf_spec((20,), leaf.dtype) for n, leaf in padded.items()})
+    assert spec.keys() == expected.keys()
     documents = [{"tokens": row} for row in rows]
     packed = Packed(documents, index_lengths(documents), 30)
     given, bare = (
@@ -141,8 +146,9 @@ def test_rows_that_cannot_be_cut_are_named():
 def test_settings_that_cannot_be_are_refused():
     make: Any = SpanCorruption
     for settings, message in (
-        ({"noise_density": 1}, "noise_density must lie between 0 and 1, got 1"),
+        ({"noise_density": 1}, "noise_density must be between 0 and 1, got 1"),
         ({"mean_span": 0.5}, "mean_span must be at least 1 token"),
+        ({"inputs_mask": True}, "expected the name of one leaf, got True"),
         ({"length": 1}, "length must be an int of at least 2"),
         ({"sentinels": []}, "sentinels must be different tokens, or the first one"),
         ({"sentinels": [7, 7]}, "sentinels must be different tokens"),

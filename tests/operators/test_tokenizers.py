@@ -55,6 +55,23 @@ def test_texts_begin_and_end_with_tokens_where_asked():
     assert [t.tolist() for t in again(TWO_TEXTS)["tokens"]] == [[1, 2, 4], [2, 2, 1, 4]]
 
 
+def test_tokens_that_are_no_bytes_are_not_shown_as_letters():
+    tokens = ByteTokenizer(bos=True, eos=True).encode(["naïve"])[0]
+    assert ByteTokenizer().decode([*tokens, 259, 358, 0]) == "naïve\ufffd\ufffd"
+
+
+def test_the_limit_of_a_tokenizer_cuts_no_text(tmp_path: Path):
+    hugging, _ = trained_tokenizers()
+    plain = Tokenize(tokenizer=hugging).transform
+    hugging.enable_truncation(1)
+    hugging.save(str(tmp_path / "tokenizer.json"))
+    for given in (hugging, str(tmp_path / "tokenizer.json")):
+        assert token_lists(tokenizer=given) == [[1, 2], [2, 2, 1]]
+        assert token_lists(tokenizer=given, eos="</s>") == [[1, 2, 4], [2, 2, 1, 4]]
+    hugging.no_truncation()
+    assert Tokenize(tokenizer=hugging).transform == plain
+
+
 def test_a_token_that_a_tokenizer_adds_itself_is_not_added_twice():
     hugging, _ = trained_tokenizers()
     hugging.post_processor = tokenizers.processors.TemplateProcessing(

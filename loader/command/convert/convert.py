@@ -101,8 +101,9 @@ def convert(
         whole = work.verified(done, kinds)
     files = [file for shard in range(len(form.shards)) for file in form.files(shard)]
     sections = [section("source", form.table())]
-    if target.operators is not None and (left := document.tree["operators"][target.operators :]):
-        sections.append(section("operators", left))
+    if target.operators is not None:
+        left = document.tree.get("operators", [])[target.operators :]
+        sections += [section("operators", left)] if left else []
     text = "\n\n".join(sections)
     return Converted(target.folder, len(source), tuple(files), len(done), whole, text)
 

@@ -33,7 +33,7 @@ def converted_source(
         )
     elif count is not None and not 0 <= count <= len(tables):
         words = f"--operators must be 0 to {len(tables)}, as many as there are, got {count}"
-        reader.note(("operators",), words)
+        tables = reader.note(("operators",), words)
     source = MISSING
     if "source" in document.tree:
         source = reader.source(("source",), document.tree["source"])

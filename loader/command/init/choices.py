@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from loader.command.init import pictures, sentences
+from loader.command.init import chats, pictures, sentences
 from loader.command.init.chosen import Chosen
 from loader.command.init.found import QUESTION, Found, listed_some
 from loader.command.init.leaves import (
@@ -24,6 +24,8 @@ def choose(found: Found, looked: Looked) -> Chosen:
         chosen = _of_images(images, found, top)
     elif (tokens := tokens_of(top)) is not None:
         chosen = sentences.of_tokens(tokens, found, Chosen(32))
+    elif found.chats:
+        chosen = chats.of_chats(top.leaves["text"], Chosen(32))
     elif (text := text_of(top)) is not None:
         texts = [leaf.name for leaf in top.of("text")]
         chosen = sentences.of_text(text, texts, Chosen(32))

@@ -90,6 +90,14 @@ def split_of(name: str) -> str:
     return _SPLITS[found[1].lower()] if found else ""
 
 
+def first_of_each(names: Iterable[str]) -> dict[str, str]:
+    """A name for each part, the shortest: `train` and not `train_more`; or one by itself."""
+    found: dict[str, str] = {}
+    for name in sorted(names, key=len):
+        found.setdefault(split_of(name) or name, name)
+    return found
+
+
 def without_split(name: str) -> str:
     """The name without the word that says which part of the data it is."""
     return _SPLIT.sub("", name).strip("/_.-") or name

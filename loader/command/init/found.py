@@ -33,6 +33,7 @@ class Found:
     narrow: Callable[[Table, list[str]], Table] | None = None  # to these leaves, if it can
     classes: int | None = None  # if the data says how many there are
     vocabulary: int | None = None  # if all tokens were looked at
+    chats: bool = False  # whether its texts are conversations, as JSON
     blocks: bool = False  # whether single records are expensive: the order goes by blocks
 
     def note(self, key: str, words: str) -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from loader.command.init.files import split_of
+from loader.command.init.files import first_of_each
 from loader.command.init.found import Found, by_key, made
 from loader.command.init.places import Place
 from loader.command.init.records import fill_too, with_columns
@@ -15,7 +15,7 @@ def saved(place: Place) -> Found | None:
     """The data set in a folder, or one of those in the folder of a `DatasetDict`."""
     if place.has("dataset_dict.json"):
         names = json.loads(place.head("dataset_dict.json", 2**20)).get("splits", [])
-        splits = {split_of(name) or name: name for name in names}
+        splits = first_of_each(names)
         train = splits.get("train") or next(iter(names))
         found = _of_folder(place.below(train))
         held = splits.get("validation") or splits.get("test")

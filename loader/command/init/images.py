@@ -1,6 +1,6 @@
 """Image files: in a folder for each class, or by themselves."""
 
-from loader.command.init.files import Files, split_of
+from loader.command.init.files import Files, first_of_each, split_of
 from loader.command.init.found import Found, made
 from loader.command.init.places import Place
 
@@ -12,7 +12,7 @@ def images(files: Files, name: str) -> Found:
         return _without_labels(files)
     tops = sorted({each.partition("/")[0] for each in files.names})
     if all(map(split_of, tops)):
-        return _of_parts(place, {split_of(top): top for top in tops}, files)
+        return _of_parts(place, tops, files)
     table = {"kind": "ImageFolderSource", "folder": place.path("")}
     found = Found("images in a folder for each class", table)
     _name_classes(found)
@@ -24,11 +24,12 @@ def _without_labels(files: Files) -> Found:
     return Found("image files", table)
 
 
-def _of_parts(place: Place, tops: dict[str, str], files: Files) -> Found:
+def _of_parts(place: Place, tops: list[str], files: Files) -> Found:
     """A folder that has folders such as `train` and `test`, and each the classes."""
-    train = tops.get("train") or next(iter(tops.values()))
+    splits = first_of_each(tops)
+    train = splits.get("train") or tops[0]
     own = tuple(name for name in files.names if name.startswith(f"{train}/"))
-    held = tops.get("validation") or tops.get("test")
+    held = splits.get("validation") or splits.get("test")
     if any(name.count("/") < 2 for name in own):
         found = _without_labels(Files(place, own))
     else:
@@ -38,7 +39,7 @@ def _of_parts(place: Place, tops: dict[str, str], files: Files) -> Found:
         if held is not None and held != train:
             # The labels of the training images: a class may be missing here.
             found.held_out = {**table, "folder": place.path(held), "classes": classes}
-    rest = [top for top in tops.values() if top not in (train, found.held_out and held)]
+    rest = [top for top in tops if top not in (train, found.held_out and held)]
     if rest:
         found.note("", f"not used: {', '.join(place.path(top) for top in rest)}")
     return found

@@ -104,8 +104,8 @@ def with_columns(found: Found, schema: Any, empty: dict[str, int]) -> None:
             out.append(f"{name} ({schema.field(name).type})")
     if not taken:
         raise ValueError(
-            f"no column can be a leaf: {'; '.join(out)}; convert them to numbers, texts, or lists "
-            "of one of them"
+            f"no column can be a leaf: {'; '.join(out)}; convert them to numbers, texts (also "
+            "JSON), or lists of one of them"
         )
     if out:
         found.source["columns"] = list(taken)

@@ -8,12 +8,12 @@ from loader.command.init.found import QUESTION, Found, listed_some
 from loader.command.init.leaves import Leaf, largest
 
 _LENGTHS = (33, 65, 129, 257, 513)  # one token more than what a model sees
-_BYTES_VOCABULARY = 259
+BYTES_VOCABULARY = 259
 
 
 def of_text(text: Leaf, others: list[str], chosen: Chosen) -> Chosen:
     """A language model of the bytes of a text."""
-    length = _length([len(each.encode()) + 1 for each in text.rows])
+    length = row_length([len(each.encode()) + 1 for each in text.rows])
     tokenize = {"kind": "Tokenize", "leaf": text.name, "eos": True}
     said = [
         f"{QUESTION}bytes are the tokens here. For a tokenizer of yours, add tokenizer = "
@@ -28,7 +28,7 @@ def of_text(text: Leaf, others: list[str], chosen: Chosen) -> Chosen:
         "several to a row, so that all is used? The end of this file says how"
     )
     chosen.leaves = [text.name]
-    chosen.task = {"kind": "NextToken", "vocabulary": _BYTES_VOCABULARY, "tokens": "tokens"}
+    chosen.task = {"kind": "NextToken", "vocabulary": BYTES_VOCABULARY, "tokens": "tokens"}
     chosen.instead = _PACKED, _packed(text.name, length)
     return chosen
 
@@ -36,7 +36,7 @@ def of_text(text: Leaf, others: list[str], chosen: Chosen) -> Chosen:
 def of_tokens(tokens: Leaf, found: Found, chosen: Chosen) -> Chosen:
     """A language model of tokens that are there already."""
     if tokens.kind in ("sequence", "even"):
-        _to_rows(chosen, tokens.name, _length([len(row) for row in tokens.rows]))
+        _to_rows(chosen, tokens.name, row_length([len(row) for row in tokens.rows]))
     else:
         chosen.steps.append(({"kind": "ShiftTargets", "leaf": tokens.name}, []))
     chosen.leaves = [tokens.name]
@@ -59,7 +59,7 @@ def _to_rows(chosen: Chosen, leaf: str, length: int) -> None:
     ]
 
 
-def _length(lengths: list[int]) -> int:
+def row_length(lengths: list[int]) -> int:
     """That of a row into which nine of ten fit, if it is not too long."""
     most = np.quantile(lengths, 0.9)
     return next((length for length in _LENGTHS if most <= length), _LENGTHS[-1])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.command.init.chats import is_chat
 from loader.command.init.files import Files, keep_index
 from loader.command.init.found import (
     QUESTION,
@@ -54,6 +55,9 @@ def json_lines(files: Files, name: str) -> Found:
     source = made(found.source)
     numbers = spread(source)
     objects = [_object(source, n, line) for n, line in _lines(source, numbers)]
+    if all(map(is_chat, objects)):
+        found.what, found.chats = "conversations, as lines of JSON", True
+        return found
     leaves, out = leaves_of(objects)
     if not leaves:
         raise ValueError(

@@ -104,8 +104,8 @@ def _form(name: str, kind: Any) -> Any:
         return Form(name, "number", dtype)
     raise ValueError(
         f"column {name!r} is of the type {kind}, which no leaf can hold: leave it out, by "
-        "columns=[...] with the names of the others, or convert it to numbers, texts, or lists of "
-        "one of them"
+        "columns=[...] with the names of the others, or convert it to numbers, texts (also JSON), "
+        "or lists of one of them"
     )
 
 

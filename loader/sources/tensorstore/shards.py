@@ -1,7 +1,7 @@
 """Where the chunks of a zarr3 array are that has many of them in one file, a shard.
 
 Each shard has an index, which says where in it each of its chunks begins and how long it is. The
-indexes of all shards are read when the array is opened. Then it is an array of chunks as others.
+indexes of all shards are read when the array is opened. From then on, a chunk is a part of a file.
 """
 
 import json
@@ -21,7 +21,7 @@ _CRC_BYTES = 4
 
 
 class Shards(NamedTuple):
-    """How the chunks of an array are in shards, which have numbers as chunks have."""
+    """How the chunks of an array are in shards. Shards are numbered as chunks are."""
 
     metadata: bytes  # of the same array with the chunks as its own
     grid: Grid  # of the shards
@@ -31,7 +31,10 @@ class Shards(NamedTuple):
     at_end: bool  # of the shard
 
     def chunks(self, files: StoredFiles, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Of each chunk its file, or -1, and where it begins and ends, if this are the shards'."""
+        """Of each chunk its file, or -1, and where it begins and ends.
+
+        `numbers` are the files of the shards, -1 for one that was never written.
+        """
         count = int(np.prod(self.in_one))
         there = np.flatnonzero(numbers >= 0)
         index = np.full((len(numbers), count, 2), _MISSING)
@@ -64,7 +67,7 @@ class Shards(NamedTuple):
 def shards_of(metadata: bytes) -> "Shards | None":
     """How the chunks of this zarr3 array are in shards; None if they are not.
 
-    `LookupError` if they are in a way that is not known here, such as shards in shards.
+    `LookupError` for shards of a kind that is not known here, such as shards in shards.
     """
     told = json.loads(metadata)
     codecs = [_named(codec) for codec in told["codecs"]]

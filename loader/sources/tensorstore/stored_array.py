@@ -92,9 +92,9 @@ def is_stored(given: Any, cache: Any, context: Any) -> bool:
 def stored_arrays(
     given: list[Any], stored: list[bool], cache: Any
 ) -> tuple[StoredFiles | None, list[StoredArray | None]]:
-    """Those of these arrays that are `stored`, and the files of all; None for the others.
+    """The files of all arrays that are `stored`, and each of these arrays.
 
-    None for one, too, that only TensorStore can read.
+    It is None in place of an array that is not, and of one that only TensorStore can read.
     """
     found: list[Found] = []
     pairs = zip(given, stored, strict=True)
@@ -106,7 +106,7 @@ def stored_arrays(
 
 
 def _find(path: str, cache: Any, found: list[Found]) -> tuple[Chunks, Shards | None] | None:
-    """An array, with its files added to those that were found. Where in them is not known yet."""
+    """An array, with its files added to `found`. Where its chunks are in them is not known yet."""
     listed = _listed(path, cache)
     file = next((file for file in DRIVERS if file in listed), None)
     if file is None:
@@ -119,8 +119,8 @@ def _find(path: str, cache: Any, found: list[Found]) -> tuple[Chunks, Shards | N
         if cache is None and not path.startswith("az://"):
             return None
         raise ValueError(
-            f"{shown(path)} has shards in shards, or such as other codecs are applied to, which "
-            "TensorStore alone can read, from gs:// and s3:// and without cache=: write it anew"
+            f"{shown(path)} has shards in shards, or shards with other codecs around them. Only "
+            "TensorStore reads these, from gs:// and s3:// and without cache=: write it anew"
         ) from None
     grid = _grid(store) if shards is None else shards.grid
     names = chunk_names(driver, metadata).of(grid, np.arange(int(np.prod(grid)))) if grid else []
@@ -154,10 +154,15 @@ def _listed(path: str, cache: Any) -> dict[str, Found]:
         ]
     else:
         path = os.path.abspath(path.removeprefix("file://"))
-        below = [
-            here(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names
-        ]
+        walk = os.walk(path, onerror=_raise, followlinks=True)
+        below = [here(os.path.join(folder, name)) for folder, _, names in walk for name in names]
     return {one.path[len(path) + 1 :]: one for one in below}
+
+
+def _raise(error: OSError) -> None:
+    """What is in a folder that cannot be read would be taken for chunks never written."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):  # there is no array
+        raise error
 
 
 def _without_chunks(name: str, driver: str, metadata: bytes) -> tuple[ts.TensorStore, Any]:

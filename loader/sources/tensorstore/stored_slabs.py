@@ -15,7 +15,7 @@ Slab = tuple[int, int]  # the number of an array, and that of its slab
 
 
 class StoredSlabs:
-    """The slabs of some arrays. Of those that are None, nothing is to be fetched."""
+    """The slabs of some arrays. Nothing is fetched for one that is None."""
 
     def __init__(self, files: StoredFiles | None, arrays: Sequence[StoredArray | None]) -> None:
         self.files = files

@@ -136,6 +136,11 @@ def batches(config: str) -> list[Any]:
     return list(read_config("run.toml", ALL_KINDS).loader.host_batches())
 
 
+def test_without_operators_none_may_be_asked_for(capsys: pytest.CaptureFixture[str]):
+    assert convert(own(), "--to", "array_record", "out", "--operators", "0") == 0
+    assert_reads(capsys.readouterr().out, "arrays")
+
+
 @pytest.mark.parametrize(("to", "count"), [("array_record", 1), ("zarr", 2)])
 def test_some_operators_are_applied_and_the_sections_printed_give_the_same_batches(
     to: str, count: int, capsys: pytest.CaptureFixture[str]
@@ -169,6 +174,8 @@ def test_what_cannot_be_written_once_is_refused_with_its_line_and_the_remedy(
     keep = '[[operators]]\nkind = "Filter"\nfn = { ref = "mine:doubled" }\n'
     refused(own() + keep, "Filter is a filter, .* kind Filtered")
     refused(own("ragged") + FLOW, "--operators must be 0 to 3, .* got 4", "--operators", "4")
+    refused(own("ragged") + FLOW, "--operators must be 0 to 3, .* got -1", "--operators", "-1")
+    refused(own(), "--operators must be 0 to 0, .* got 1", "--operators", "1")
     one = '{ source = { kind = "mine:Own" }, weight = 1 }'
     mixed = f'[source]\nkind = "Mixture"\ncomponents = {{ a = {one}, b = {one} }}\n'
     refused(mixed, r"some.toml:1: Mixture\(.* convert the components")

@@ -19,6 +19,7 @@ import pytest
 from loader.command.config.config import read_config
 from loader.command.main import ALL_KINDS, main
 from loader.records.optional import optional
+from operators import ByteTokenizer
 from tests.command.init import written_data as data
 from tests.object_stores.fake_store import FakeStore
 from tests.object_stores.fixtures import BUCKET
@@ -68,6 +69,9 @@ def test_what_is_written_for_a_format_passes_check_and_peek(
     assert main(["peek", "run.toml", "--json", "--set", "loader.batch_size=2"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert {leaf["name"] for leaf in seen["leaves"]} == leaves | {"valid_mask"}
+    texts = {text["leaf"]: text["shown_as"] for text in seen["texts"]}
+    if tree.get("operators", [{}])[0].get("kind") in ("Tokenize", "ChatTemplate"):
+        assert texts["tokens"] == "decoded text"
     held_out = read_config("run.toml", ALL_KINDS).held_out
     parted = format_ in ("images in folders", "arrays", "Parquet", "Hugging Face")
     assert (held_out is not None) == parted
@@ -223,6 +227,21 @@ def test_the_lines_that_pack_texts_are_right_as_they_are(folder: Path):
     assert (np.diff(batch["segment_ids"]) == 1).any()
 
 
+def test_roles_of_other_names_have_a_template_and_answers_alone_are_learned(folder: Path):
+    turns = [("human", "How many?"), ("gpt", "{} of them")]
+    lines = [
+        {"conversations": [{"from": who, "value": what.format(n)} for who, what in turns]}
+        for n in range(9)
+    ]
+    Path("shared.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tree = written("shared.jsonl")
+    assert tree["operators"][0]["answers"] == "gpt"
+    batch = read_config("run.toml", ALL_KINDS).loader.host_batch_at(0)
+    learned = [ByteTokenizer().decode(batch["targets"][n][batch["loss_mask"][n]]) for n in (0, 1)]
+    assert all(re.fullmatch(r"\d of them<\|im_end\|>", each) for each in learned), learned
+    assert any("gpt answers here" in words for words in questions(Path("run.toml").read_text()))
+
+
 # Files
 
 
@@ -231,6 +250,16 @@ def test_labels_of_what_is_held_out_are_those_of_the_training_images(folder: Pat
     held_out = read_config("run.toml", ALL_KINDS).held_out
     assert held_out is not None
     assert held_out.host_batch_at(0)["label"].tolist()[:2] == [1, 2]  # a dog, an elk
+
+
+def test_of_two_folders_to_train_on_one_is_read_and_the_other_is_named(folder: Path):
+    data.image_folders(folder)
+    Path("pets/train").rename("pets/train_more")
+    data.image_folders(folder)
+    tree = written("pets")
+    assert tree["source"]["folder"] == "pets/train"
+    assert tree["held_out"]["source"]["folder"] == "pets/test"
+    assert "# not used: pets/train_more\n" in Path("run.toml").read_text()
 
 
 def test_a_file_is_replaced_only_if_that_is_asked_for(

@@ -62,6 +62,16 @@ def json_tokens(folder: Path) -> str:
     return "ids.jsonl"
 
 
+def chats(folder: Path) -> str:
+    def said(n: int) -> list[dict[str, str]]:
+        answers = [{"role": "user", "content": text(n)}, {"role": "assistant", "content": f"{n}."}]
+        return [{"role": "system", "content": "Be brief."}, *answers][n % 2 :]
+
+    lines = [{"messages": said(n), "source": "us"} for n in range(COUNT)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return "chats.jsonl"
+
+
 def text_lines(folder: Path) -> str:
     (folder / "lines.txt").write_text("".join(f"{text(n)}\n" for n in range(COUNT)))
     return "lines.txt"
@@ -199,6 +209,10 @@ FORMATS: dict[str, tuple[Callable[[Path], str], str, str, set[str], dict[str, An
     "tokens in JSON": (
         json_tokens, "JSONLinesSource", "Shuffle", {"input_ids", "targets", "loss_mask"},
         {"kind": "NextToken", "vocabulary": 28, "tokens": "input_ids"},
+    ),
+    "conversations": (
+        chats, "TextLinesSource", "Shuffle", {"tokens", "targets", "loss_mask"},
+        {"kind": "NextToken", "vocabulary": 259, "tokens": "tokens"},
     ),
     "lines of text": (
         text_lines, "TextLinesSource", "Shuffle", {"tokens", "targets", "loss_mask"},
