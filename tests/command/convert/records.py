@@ -32,7 +32,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "bare text": lambda n: f"text {n}",
     "words of configurations": lambda n: {"kind": np.int32(n), "source": {"ref": np.float32(n)}},
     "other letters": lambda n: {"ö/1": np.int8(n % 100), "b c": {"ß": n}},
-    "dates": lambda n: {"day": np.datetime64("2026-01-01") + n, "id": n},
+    "dates": lambda n: {"day": np.datetime64("2026-01-01") + np.timedelta64(n, "D"), "id": n},
     "nothing": lambda n: {"none": np.zeros((0, 2)), "id": n},
     "pairs": lambda n: (np.int32(n), np.int32(-n)),
     "lists of texts": lambda n: {"words": np.array(["a", f"b{n}"], object)},
