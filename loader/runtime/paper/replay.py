@@ -88,7 +88,10 @@ def walk(
     schedule.begin("", needs, steps.start, steps.stop)
     for step in steps:
         fetches = []
-        while (fetch := schedule.next()) is not None or schedule.is_behind:
+        # Until there is room, nothing is to be asked.
+        while step > schedule.has_room_after and (
+            (fetch := schedule.next()) is not None or schedule.is_behind
+        ):
             if fetch is not None and fetch.step is not None:
                 schedule.fetched(fetch.piece)
                 fetches.append((fetch.step, fetch.piece))

@@ -68,6 +68,7 @@ class Schedule:
         self.used = 0  # bytes of the pieces that are there, or being fetched
         self.hits = 0  # pieces that a step needed and that were there when it was arranged
         self.is_behind = False  # whether `next` has more to look at before it can say something
+        self.has_room_after = -1  # of a stream alone: the step whose reading `next` waits for
         self._sizes: Sizes = sizes
         self._ahead, self._horizon = ahead, horizon
         self._streams: dict[Name, Stream] = {}
@@ -258,8 +259,10 @@ class Schedule:
             if stream is not None:
                 # A step that is read next may take anything but what it needs itself.
                 if distance <= ahead and (ahead > 0 or self._is_due(stream, piece)):
+                    self.has_room_after = stream.front - 1
                     return None
-                if stream.is_wanted(piece):
+                if (use := stream.next_unread(piece)) is not None and use < stream.front:
+                    self.has_room_after = use
                     return None
             if piece in self._under_way:
                 continue

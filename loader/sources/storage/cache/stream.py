@@ -89,11 +89,6 @@ class Stream:
         left = range(bisect_left(uses, self.read), len(uses))
         return next((uses[n] for n in left if uses[n] not in self._read_early), None)
 
-    def is_wanted(self, piece: int) -> bool:
-        """Whether an arranged step that is not read needs the piece."""
-        use = self.next_unread(piece)
-        return use is not None and use < self.front
-
     def was_read(self, step: int) -> list[int]:
         """A step was read, perhaps before others that come first.
 
