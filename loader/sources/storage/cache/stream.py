@@ -50,7 +50,7 @@ class Stream:
         self._pieces[step] = pieces
         self._pairs[step + 1] = self._pairs[step] + len(pieces)
         self.known = step + 1
-        size = sum(self._sizes[piece] for piece in pieces)
+        size = sum(map(self._sizes.__getitem__, pieces))
         if size > self.most_bytes:
             self.most_bytes, self.most_step = size, step
 
