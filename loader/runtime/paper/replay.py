@@ -59,13 +59,13 @@ def replay(needs: HostNeeds, sizes: Int64s, most_bytes: int, conditions: Conditi
     # A cache numbers pieces as they are asked for, and fetches those of a step in that order.
     numbers, first, ranks = np.unique(needs.pieces, return_index=True, return_inverse=True)
     asked = first.argsort()
-    ranks, sizes = asked.argsort()[ranks], sizes[numbers[asked]]
-    needs = dataclasses.replace(needs, pieces=ranks)
+    each = sizes[numbers[asked]].tolist()
+    needs = dataclasses.replace(needs, pieces=asked.argsort()[ranks])
     there_s: dict[int, float] = {}  # when the last piece of a step has come
     begun_s = 0.0  # when there was room for what is fetched now
-    for place, fetches in enumerate(walk(needs, needs.steps, sizes, most_bytes)):
+    for place, fetches in enumerate(walk(needs, needs.steps, each, most_bytes)):
         for step, piece in fetches:
-            size = int(sizes[piece])
+            size = each[piece]
             calls = -(-size // PIECE_BYTES)
             come_s = clock.requested(begun_s, calls, size)
             there_s[step] = max(come_s, there_s.get(step, 0.0))
@@ -88,7 +88,10 @@ def walk(
     schedule.begin("", needs, steps.start, steps.stop)
     for step in steps:
         fetches = []
-        while (fetch := schedule.next()) is not None or schedule.is_behind:
+        # Until there is room, nothing is to be asked.
+        while step > schedule.has_room_after and (
+            (fetch := schedule.next()) is not None or schedule.is_behind
+        ):
             if fetch is not None and fetch.step is not None:
                 schedule.fetched(fetch.piece)
                 fetches.append((fetch.step, fetch.piece))

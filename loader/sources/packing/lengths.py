@@ -79,14 +79,19 @@ def index_lengths(
     if cache is None and tokens is None:
         if part is not None:
             raise ValueError("a part is kept until it is joined: give a file, cache or tokens, too")
-        blocks = found_blocks(source, leaf, lengths_of, range(len(source)), workers, progress)
-        with contextlib.closing(blocks):
-            return _in_one(array for *_, arrays in blocks for array in arrays)
+        return _just_found(source, leaf, workers, progress)
     if tokens is not None and is_address(os.fspath(tokens)):
         return _of_stored(os.fspath(tokens), data_key(source, leaf), part, refresh=refresh)
     path = Path(cache or tokens or "")
     index = _Index(path, source, leaf, tokens is not None, workers, progress)
     return index.lengths(part, refresh=refresh)
+
+
+def _just_found(source: Any, leaf: str, workers: Workers | None, progress: bool | None) -> Ints:
+    """The lengths, found in one pass and kept nowhere."""
+    blocks = found_blocks(source, leaf, lengths_of, range(len(source)), workers, progress)
+    with contextlib.closing(blocks):
+        return _in_one(array for *_, arrays in blocks for array in arrays)
 
 
 def _of_stored(tokens: str, key: str, part: Any, *, refresh: bool) -> Ints:

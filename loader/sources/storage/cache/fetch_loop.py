@@ -234,10 +234,8 @@ class FetchLoop:
         schedule = self._schedule
         read, ready = schedule.read(name), min(plan.ready, schedule.front(name))
         ready = max(ready, read)
-        while schedule.is_arranged(name, ready) and not any(
-            filling.is_coming(piece) or piece in filling.failed
-            for piece in schedule.pieces(name, ready)
-        ):
+        coming = {*filling.under_way, *filling.theirs, *filling.full, *filling.failed}
+        while schedule.is_arranged(name, ready) and coming.isdisjoint(schedule.pieces(name, ready)):
             ready += 1
         plan.ready = ready
         self.ready[name] = max(ready, plan.first + 1)

@@ -17,6 +17,7 @@ a step and a piece: what is needed after that counts as not needed.
 
 import dataclasses
 import heapq
+import operator
 from collections.abc import Callable, Iterator
 
 from loader.records.words import bytes_in_words
@@ -68,6 +69,7 @@ class Schedule:
         self.used = 0  # bytes of the pieces that are there, or being fetched
         self.hits = 0  # pieces that a step needed and that were there when it was arranged
         self.is_behind = False  # whether `next` has more to look at before it can say something
+        self.has_room_after = -1  # of a stream alone: the step whose reading `next` waits for
         self._sizes: Sizes = sizes
         self._ahead, self._horizon = ahead, horizon
         self._streams: dict[Name, Stream] = {}
@@ -207,10 +209,10 @@ class Schedule:
                 return None
             pieces = stream.pieces(step)
             self._refuse_what_does_not_fit(name, stream)
-            missing = next((piece for piece in pieces if piece not in self._there), None)
-            if missing is None:
+            if self._there.issuperset(pieces):
                 self._pass(name, stream, pieces)
                 continue
+            missing = next(piece for piece in pieces if piece not in self._there)
             let_go = self._room(self._sizes[missing], stream, step - stream.read)
             if let_go is None:
                 return None
@@ -226,8 +228,7 @@ class Schedule:
         self.hits += len(pieces) - len(self._given_out[name])
         self._given_out[name].clear()
         stream.front += 1
-        for piece in pieces:
-            self._touch(piece)
+        self._touch(*pieces)
 
     def _begun(self, fetch: Fetch) -> Fetch:
         for piece in fetch.let_go:
@@ -258,8 +259,10 @@ class Schedule:
             if stream is not None:
                 # A step that is read next may take anything but what it needs itself.
                 if distance <= ahead and (ahead > 0 or self._is_due(stream, piece)):
+                    self.has_room_after = stream.front - 1
                     return None
-                if stream.is_wanted(piece):
+                if (use := stream.next_unread(piece)) is not None and use < stream.front:
+                    self.has_room_after = use
                     return None
             if piece in self._under_way:
                 continue
@@ -312,15 +315,17 @@ class Schedule:
                 least = min(least, use - stream.read)
         return NEVER if least == NEVER else least + self._passed
 
-    def _touch(self, piece: int) -> None:
-        """A piece is used: how far ahead the next use is, is found out when it matters."""
-        self._uses += 1
-        heapq.heappush(self._heap, (-_SOME_TIME, self._uses, piece))
-        if len(self._heap) > 4 * len(self._there) + 1024:
-            self._rebuild()
+    def _touch(self, *pieces: int) -> None:
+        """Pieces are used: how far ahead the next use is, is found out when it matters."""
+        most = 4 * len(self._there) + 1024
+        for piece in pieces:
+            self._uses += 1
+            heapq.heappush(self._heap, (-_SOME_TIME, self._uses, piece))
+            if len(self._heap) > most:
+                self._rebuild()
 
     def _rebuild(self) -> None:
-        last = {piece: used for _, used, piece in sorted(self._heap, key=lambda entry: entry[1])}
+        last = {piece: used for _, used, piece in sorted(self._heap, key=operator.itemgetter(1))}
         self._heap = [
             (-_SOME_TIME, used, piece) for piece, used in last.items() if piece in self._there
         ]

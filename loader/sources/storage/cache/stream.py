@@ -50,7 +50,7 @@ class Stream:
         self._pieces[step] = pieces
         self._pairs[step + 1] = self._pairs[step] + len(pieces)
         self.known = step + 1
-        size = sum(self._sizes[piece] for piece in pieces)
+        size = sum(map(self._sizes.__getitem__, pieces))
         if size > self.most_bytes:
             self.most_bytes, self.most_step = size, step
 
@@ -88,11 +88,6 @@ class Stream:
         uses = self._uses.get(piece, [])
         left = range(bisect_left(uses, self.read), len(uses))
         return next((uses[n] for n in left if uses[n] not in self._read_early), None)
-
-    def is_wanted(self, piece: int) -> bool:
-        """Whether an arranged step that is not read needs the piece."""
-        use = self.next_unread(piece)
-        return use is not None and use < self.front
 
     def was_read(self, step: int) -> list[int]:
         """A step was read, perhaps before others that come first.
