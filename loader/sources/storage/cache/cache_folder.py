@@ -22,31 +22,10 @@ from typing import BinaryIO, Literal
 from loader.records.errors import StorageError
 from loader.records.whole_file import whole_file
 from loader.records.words import bytes_in_words
+from loader.sources.storage.cache.cache_index import opened_index
 
-_FORM = 1  # of the index
 _ENTRIES_AT_ONCE = 16
-_PATIENCE_S = 60.0  # for other processes that write to the index
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-_TABLES = """
-CREATE TABLE entries (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL, bytes INTEGER NOT NULL,
-    ready INTEGER NOT NULL, owner TEXT NOT NULL, holders INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX free ON entries (number) WHERE ready = 1 AND holders = 0;
-CREATE TABLE holds (key TEXT, process TEXT, PRIMARY KEY (key, process)) WITHOUT ROWID;
-CREATE INDEX holds_of ON holds (process);
-CREATE TABLE processes (id TEXT PRIMARY KEY, wants INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE used (bytes INTEGER NOT NULL);
-INSERT INTO used VALUES (0);
-CREATE TRIGGER more AFTER INSERT ON entries BEGIN
-    UPDATE used SET bytes = bytes + new.bytes; END;
-CREATE TRIGGER less AFTER DELETE ON entries BEGIN
-    UPDATE used SET bytes = bytes - old.bytes; DELETE FROM holds WHERE key = old.key; END;
-CREATE TRIGGER held AFTER INSERT ON holds BEGIN
-    UPDATE entries SET holders = holders + 1 WHERE key = new.key; END;
-CREATE TRIGGER let_go AFTER DELETE ON holds BEGIN
-    UPDATE entries SET holders = holders - 1 WHERE key = old.key; END;
-"""
 
 #: there: it is there. ours: the caller is to write it. theirs: another process does. full: other
 #: processes hold too much.
@@ -96,7 +75,7 @@ class CacheFolder:
         except OSError as error:
             raise _in_words(folder, error) from error
         with self._as_storage_errors():
-            self._db = self._opened()
+            self._db = opened_index(folder)
             self._begin()
 
     def close(self) -> None:
@@ -275,30 +254,6 @@ class CacheFolder:
                 self._db.execute("UPDATE processes SET wants = ? WHERE id = ?", (size, self._id))
 
     # The index.
-
-    def _opened(self) -> sqlite3.Connection:
-        path = os.path.join(self.folder, "index.sqlite3")
-        db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("BEGIN IMMEDIATE")
-            (form,) = db.execute("PRAGMA user_version").fetchone()
-            if form == 0:
-                for statement in _TABLES.split(";\n"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {_FORM}")
-            db.execute("COMMIT")
-        except BaseException:
-            db.close()
-            raise
-        if form not in (0, _FORM):
-            db.close()
-            raise StorageError(
-                f"the cache in {self.folder} was made by another version of Gristmill: give "
-                "DiskCache another folder, or remove this one"
-            )
-        return db
 
     def _value(self, query: str) -> int:
         with self._as_storage_errors():

@@ -4,6 +4,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,3 +201,22 @@ def test_a_disk_cache_is_a_description(tmp_path: Path):
         DiskCache("gs://bucket/cache", 1)
     with pytest.raises(ValueError, match="at_once"):
         DiskCache("x", 1, at_once=0)
+
+
+def test_a_new_folder_may_be_opened_by_many_at_once(tmp_path: Path):
+    at_once, errors = threading.Barrier(8), list[BaseException]()
+
+    def open_all() -> None:
+        for number in range(40):
+            at_once.wait()
+            try:
+                CacheFolder(str(tmp_path / str(number)), 100).close()
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=open_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
